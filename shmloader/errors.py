@@ -186,6 +186,41 @@ class UnsupportedField(DataError, TypeError):
         return f"sample {self.index}, field {self.field!r}: cannot pack {self.found}"
 
 
+class BrokenImage(DataError):
+    """The bytes of an image file cannot be decoded. ``name`` says which image, ``why`` what the decoder met."""
+
+    def __init__(self, name: str, nbytes: int, why: str) -> None:
+        super().__init__(name, nbytes, why)
+        self.name, self.nbytes, self.why = name, nbytes, why
+
+    def _sentence(self) -> str:
+        return f"{self.name}: broken image file ({self.nbytes} bytes): {self.why}"
+
+    hint = "replace the file or take it out, and run again"
+
+
+class SourceError(DataError):
+    """Data that was to be read or packed is missing or contradicts itself: ``path`` says where, ``why`` what."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path, why)
+        self.path, self.why = path, why
+
+    def _sentence(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
+class UnknownSource(SourceError):
+    """Nothing that can be packed was recognised at ``path``. ``looked_for`` lists what would have been."""
+
+    def __init__(self, path: str, why: str, looked_for: tuple[str, ...]) -> None:
+        DataError.__init__(self, path, why, looked_for)
+        self.path, self.why, self.looked_for = path, why, looked_for
+
+    def _sentence(self) -> str:
+        return f"{self.path}: {self.why}; looked for {', or '.join(self.looked_for)}"
+
+
 # --- a worker ended or hangs ------------------------------------------------------------------------------------------
 
 
@@ -267,6 +302,17 @@ class SlotMisuse(MisuseError):
 
     def _sentence(self) -> str:
         return f"cannot {self.event} slot {self.slot}, which is {self.state}; legal here: {', '.join(self.legal)}"
+
+
+class MissingExtra(MisuseError, ImportError):
+    """Something was asked for that needs an optional package."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(package, extra, purpose)
+        self.package, self.extra, self.purpose = package, extra, purpose
+
+    def _sentence(self) -> str:
+        return f"{self.package} is needed to {self.purpose}: pip install 'shmloader[{self.extra}]'"
 
 
 class IteratorClosed(MisuseError):
