@@ -1,1 +1,66 @@
-"""."""
+"""Readers of real-world data, for packing or for use as they are.
+
+``recognise(path)`` finds the reader for a path; ``open_source(path)`` opens it. Each reader is a map-style torch
+Dataset of its own: ``ImageFolder("photos")``, ``ArrayFiles("data.npz")``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+from ..errors import SourceError, UnknownSource
+from .arrays import ArrayFiles
+from .base import Options, Source, StrPath
+from .image_folder import ImageFolder
+
+SOURCES: tuple[type[Source], ...] = (ArrayFiles, ImageFolder)
+"""Every reader, in the order in which they are asked: the ones that look for something rarer come first."""
+
+__all__ = ["SOURCES", "ArrayFiles", "ImageFolder", "Options", "Source", "kinds", "open_source", "recognise"]
+
+
+def kinds() -> dict[str, type[Source]]:
+    """Return every reader by the word that names it on the command line."""
+    return {source.kind: source for source in SOURCES}
+
+
+def recognise(path: StrPath) -> type[Source]:
+    """Return the reader for what lies at ``path``.
+
+    Raises SourceError if nothing is there, UnknownSource if no reader knows it: the error says what is there and what
+    was looked for.
+    """
+    path = os.fspath(path)
+    if not os.path.exists(path):
+        raise SourceError(path, "there is no such file or folder")
+    for source in SOURCES:
+        if source.recognises(path):
+            return source
+    raise UnknownSource(path, _what_is_there(path), tuple(source.looked_for for source in SOURCES))
+
+
+def open_source(path: StrPath, kind: str | None = None, options: Options | None = None) -> Source:
+    """Open ``path`` for packing, as ``kind`` if given, else as what it is recognised to be."""
+    path = os.fspath(path)
+    if kind is None:
+        source = recognise(path)
+    else:
+        source = kinds()[kind]
+        if not os.path.exists(path):
+            raise SourceError(path, "there is no such file or folder")
+    return source.open(path, options or Options())
+
+
+def _what_is_there(path: str) -> str:
+    if not os.path.isdir(path):
+        suffix = os.path.splitext(path)[1]
+        return f"nothing packs a file that ends in {suffix!r}" if suffix else "nothing packs a file of this name"
+    with os.scandir(path) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    folders = sum(entry.is_dir() for entry in visible)
+    suffixes = Counter(os.path.splitext(entry.name)[1] or "no suffix" for entry in visible if not entry.is_dir())
+    if not visible:
+        return "the folder is empty"
+    files = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(4))
+    return f"nothing packs a folder with {folders} subfolders and these files: {files or 'none'}"

@@ -1,0 +1,125 @@
+"""What every source is: a map-style torch Dataset that also says what it is.
+
+    path ──recognise──▶ a Source class ──open──▶ a Source ──pack──▶ one LMDB file
+                                                    └─────────────▶ or straight into a DataLoader
+
+A source reads; it never writes, and it keeps nothing about its samples that grows as a Python object per sample:
+workers that are forked from it would copy such objects page by page.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from ..images import Fit
+
+StrPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may be asked of a source when it is opened for packing."""
+
+    fit: Fit | None = None
+    """Decode images and bring them to this size. None: keep the bytes of their files."""
+
+
+class Source(Dataset[Any]):
+    """Base of the readers of real-world data. ``len()`` and ``[i]`` as for any map-style Dataset."""
+
+    kind: ClassVar[str]
+    """The word for ``--as`` and for the manifest, such as ``"image-folder"``."""
+
+    looked_for: ClassVar[str]
+    """What ``recognises`` looks for, as a phrase that fits behind "looked for"."""
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, path: str) -> bool:
+        """Say quickly, by names alone, whether ``path`` (which exists) looks like this kind of data."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, path: str, options: Options) -> Source:
+        """Open ``path`` for packing: images come as the bytes of their files unless ``options.fit`` is set."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def name_of(self, index: int) -> str:
+        """Return where sample ``index`` came from, for error messages."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return one phrase for the head of a report: kind, and how it is stored."""
+
+    @property
+    @abstractmethod
+    def metadata(self) -> dict[str, Any]:
+        """JSON-able facts for the manifest: at least ``kind`` and ``source``; ``classes`` where there are some."""
+
+    @property
+    def encodings(self) -> dict[str, str]:
+        """Fields whose bytes mean more than bytes, for ``pack(encodings=...)``."""
+        return {}
+
+    @property
+    def field_names(self) -> tuple[str, ...] | None:
+        """Names for the parts of a tuple sample; None where the samples name their fields themselves."""
+        return None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was found and left out, one sentence each. Nothing is dropped without a note."""
+        return ()
+
+    def class_counts(self) -> Mapping[str, int] | None:
+        """Return samples per class in label order, or None where there are no classes."""
+        return None
+
+    def columns(self) -> Mapping[str, np.ndarray[Any, Any]] | None:
+        """Return whole fields as arrays where they exist as such (memory maps, not copies), else None."""
+        return None
+
+
+class NameTable:
+    """Many file names in two arrays: a few bytes per name, and no Python object for each of them.
+
+    Any name that a file can have comes back as it was, also one that is no UTF-8.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        encoded = [os.fsencode(name) for name in names]
+        self._bytes = np.frombuffer(b"".join(encoded), np.uint8)
+        self._ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self._ends):
+            raise IndexError(f"index {index} is out of range for {len(self._ends)} names")
+        start = int(self._ends[index - 1]) if index else 0
+        return os.fsdecode(self._bytes[start : int(self._ends[index])].tobytes())
+
+
+def position(index: int, length: int) -> int:
+    """Return ``index`` as one from 0 to ``length`` - 1, counting negative ones from the end; else IndexError."""
+    if not -length <= index < length:
+        raise IndexError(f"index {index} is out of range for {length} samples")
+    return index + length if index < 0 else index
+
+
+def listed(names: list[str], total: int, show: int = 5) -> str:
+    """Return the first few names and how many more there are: ``"a, b, ... and 7 more"``."""
+    shown = ", ".join(names[:show])
+    more = total - min(len(names), show)
+    return f"{shown} and {more} more" if more else shown
