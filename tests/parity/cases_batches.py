@@ -77,7 +77,7 @@ for _dtype in TORCH_DTYPES:
 for _kind in NUMPY_DTYPES:
     CASES.add(f"array_{_kind}", f"numpy arrays of {_kind} become tensors of the twin dtype.", _arrays(_kind))
     CASES.add(f"scalar_{_kind}", f"numpy scalars of {_kind} become a tensor as torch makes it.", _scalars(_kind))
-    CASES.add(f"zero_d_{_kind}", f"0-d arrays of {_kind} become a tensor of rank 1.", _zero_d_arrays(_kind), workers=(0,))
+    CASES.add(f"zero_d_{_kind}", f"0-d arrays of {_kind} become rank 1.", _zero_d_arrays(_kind), workers=(0,))
 
 
 def _fixed(name: str, claim: str, items: Any, *, batch_size: int = 3, **options: Any) -> None:
@@ -133,8 +133,8 @@ _fixed("channels_last", "channels_last samples stack by value.",
        lambda i: torch.rand(1, 3, 2, 2).contiguous(memory_format=torch.channels_last)[0])  # fmt: skip
 _fixed("mixed_dtypes", "Samples of different dtype are promoted as in torch.",
        [torch.tensor([1]), torch.tensor([1.5]), torch.tensor([2], dtype=torch.int8)])  # fmt: skip
-_fixed("mixed_dtypes_down", "The promotion does not depend on the order.",
-       [torch.tensor([1.5], dtype=torch.float16), torch.tensor([1.5], dtype=torch.float64), torch.tensor([1])])  # fmt: skip
+_fixed("mixed_dtypes_down", "The order does not matter.",
+       [torch.tensor([1.5], dtype=torch.half), torch.tensor([1.5], dtype=torch.double), torch.tensor([1])])  # fmt: skip
 _fixed("mixed_arrays", "Arrays of different dtype are promoted as in torch.",
        [np.array([1], np.uint8), np.array([-1], np.int64), np.array([2], np.int16)])  # fmt: skip
 _fixed("mixed_numpy_scalars", "numpy scalars of several dtypes.", [np.int8(1), np.int64(2), np.int8(3)])
@@ -165,7 +165,7 @@ _fixed("namedtuples", "B7: a namedtuple stays that namedtuple.", lambda i: Point
 _fixed("nested", "B7: nested structures keep every type.", plain_mapping)
 _fixed("deep", "Six floors of nesting.", lambda i: {"a": [({"b": [Point(i, (float(i),))]},)]})
 _fixed("empty_containers", "Empty tuples and dicts.", lambda i: (i, (), {}, []))
-_fixed("many_fields", "A4: 120 small fields in one dict.", lambda i: {f"f{k}": torch.tensor([i, k]) for k in range(120)})
+_fixed("many_fields", "A4: 120 small fields.", lambda i: {f"f{k}": torch.tensor([i, k]) for k in range(120)})
 _fixed("many_kinds", "A4: 60 fields of mixed kinds.", lambda i: {f"f{k}": (i, float(k), f"{k}") for k in range(20)})
 
 # samples that do not fit together
