@@ -145,7 +145,7 @@ class Case:
     our_texts: tuple[str, ...] = ()
     """Must be in the text of each of our errors from workers, whatever torch says."""
     torch_garbles: bool = False
-    """True: torch's own loader destroys such batches on their way from a worker; its run without workers is the truth."""
+    """True: torch's loader destroys such batches on their way from a worker; its run without workers is the truth."""
     free_warnings: bool = False
     """True: only the number of warnings is compared; the texts are each loader's own."""
 
@@ -235,20 +235,28 @@ def run(kind: type[TORCH], case: Case, workers: int, **extra: Any) -> Run:
         reseed()
         dataset, arguments = case.build()
         caught.clear()
-        loader = kind(dataset, **{"num_workers": workers, **arguments, **extra})
-        if case.ask_length:
-            seen.length = _length(loader)
-        for _ in range(case.epochs):
-            seen.epochs.append([])
-            for step in steps(loader):
-                seen.epochs[-1].append(step)
-                if case.first_only and isinstance(step, Failed):
-                    break
-        del loader
+        try:
+            loader = kind(dataset, **{"num_workers": workers, **arguments, **extra})
+        except (TypeError, ValueError) as error:
+            seen.epochs.append([Failed(error)])
+        else:
+            _iterate(loader, case, seen)
+            del loader
     seen.randomness = random_states()
     warned = [(w.category, str(w.message)) for w in caught]
     seen.warned = [(kind, text) for kind, text in warned if not any(part in text for part in NOT_THE_LOADERS)]
     return seen
+
+
+def _iterate(loader: TORCH, case: Case, seen: Run) -> None:
+    if case.ask_length:
+        seen.length = _length(loader)
+    for _ in range(case.epochs):
+        seen.epochs.append([])
+        for step in steps(loader):
+            seen.epochs[-1].append(step)
+            if case.first_only and isinstance(step, Failed):
+                break
 
 
 def _length(loader: Any) -> Any:
