@@ -61,25 +61,29 @@ def read_text(path: str | Path) -> str | None:
     """Return the stripped text of a small file, or None if it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
-            return file.read(1 << 20).decode("ascii", "replace").strip()
+            return file.read().decode("ascii", "replace").strip()
     except OSError:
         return None
 
 
+def _number(text: str) -> int | None:
+    # 19 digits hold every size that is a size; int() would refuse thousands of them with an exception.
+    return int(text) if text.isdecimal() and len(text) <= 19 else None
+
+
 def read_number(path: str | Path) -> int | None:
     """Return the one non-negative number in a file; None if it cannot be read or holds something else (``'max'``)."""
-    text = read_text(path)
-    return int(text) if text is not None and text.isdecimal() else None
+    return _number(read_text(path) or "")
 
 
 def read_table(path: str | Path) -> dict[str, int]:
-    """Return the lines ``name number`` (or ``name: number unit``) of a file as a dict, without lines of another form."""
+    """Return the lines ``name number`` (or ``name: number unit``) of a file as a dict. Other lines are left out."""
     table: dict[str, int] = {}
     for line in (read_text(path) or "").splitlines():
         name, _, rest = line.partition(" ")
-        number = rest.split()[:1]
-        if number and number[0].isdecimal():
-            table[name.rstrip(":")] = int(number[0])
+        number = _number("".join(rest.split()[:1]))
+        if number is not None:
+            table[name.rstrip(":")] = number
     return table
 
 
@@ -175,11 +179,12 @@ def cpu_quota(groups: Groups) -> Quota | None:
     """Return the smallest CPU quota on the way up, or None if there is none."""
     quotas: list[tuple[float, str]] = []
     for directory in groups.unified:
-        words = (read_text(directory / "cpu.max") or "").split()
-        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]) > 0:
-            quotas.append((int(words[0]) / int(words[1]), str(directory / "cpu.max")))
+        words = (read_text(directory / "cpu.max") or "").partition(" ")
+        share, period = _number(words[0]), _number(words[2])
+        if share is not None and period:  # "max" is no number
+            quotas.append((share / period, str(directory / "cpu.max")))
     for directory in groups.cpu:
         share, period = (read_number(directory / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        if share is not None and period:  # a quota of -1 means none, and is not a number for read_number
+        if share is not None and period:  # a quota of -1 means none, and is no number for read_number
             quotas.append((share / period, str(directory / "cpu.cfs_quota_us")))
     return Quota(*min(quotas)) if quotas else None
