@@ -73,7 +73,7 @@ _rows("random_more", "Several rounds without replacement.",
 _rows("weighted", "WeightedRandomSampler.",
       lambda d: {"batch_size": 4, "sampler": WeightedRandomSampler([i + 0.1 for i in range(11)], 20)})  # fmt: skip
 _rows("weighted_without_replacement", "Weighted, without replacement.",
-      lambda d: {"sampler": WeightedRandomSampler(range(1, 12), 6, replacement=False, generator=_seeded())})  # fmt: skip
+      lambda d: {"sampler": WeightedRandomSampler(range(1, 12), 6, False, _seeded())})  # fmt: skip
 _rows("subset_random", "SubsetRandomSampler.",
       lambda d: {"batch_size": 2, "sampler": SubsetRandomSampler([9, 1, 5, 7, 3], generator=_seeded())})  # fmt: skip
 _rows("user_sampler", "A user's sampler class.", lambda d: {"batch_size": 3, "sampler": Backwards(d)}, epochs=2)
