@@ -25,12 +25,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader as TORCH
 
-import shmloader
-
 SELF = os.environ.get("PARITY_SELF") == "1"
 """True: torch's loader plays both parts, and what only ours promises is not asked."""
 
-OURS: type[TORCH] = TORCH if SELF else shmloader.DataLoader
+if SELF:
+    OURS: type[TORCH] = TORCH
+else:
+    from shmloader import DataLoader as OURS
 
 SEED = 20_240_229
 NOT_THE_LOADERS = (
@@ -178,9 +179,12 @@ class Cases:
 
 @dataclass
 class Failed:
-    """A step that raised."""
+    """A step that raised. Kept without the traceback, which would keep the iterator and its workers alive."""
 
     error: Exception
+
+    def __post_init__(self) -> None:
+        self.error.__traceback__ = None
 
 
 @dataclass
