@@ -1,1 +1,65 @@
-"""."""
+"""A shared-memory, zero-copy DataLoader for PyTorch.
+
+    from shmloader import DataLoader, PackedDataset
+
+Workers write collated batches straight into a pre-allocated shared arena; the main process hands out views of its slots.
+"""
+
+from .arena import ArenaStats
+from .errors import (
+    ArenaTooSmall,
+    BatchTooLarge,
+    CopiedOutWarning,
+    DataError,
+    DeviceTensor,
+    IteratorClosed,
+    MisuseError,
+    NotAPack,
+    PackDamaged,
+    PackError,
+    PackExists,
+    PackNotFound,
+    PackUnfinished,
+    PackVersionError,
+    ResourceError,
+    SampleMismatch,
+    SharedMemoryFull,
+    ShmLoaderError,
+    SlotMisuse,
+    UnsupportedField,
+    WorkerDied,
+    WorkerError,
+    WorkerTimeout,
+)
+from .loader import DataLoader, LoaderStats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArenaStats",
+    "ArenaTooSmall",
+    "BatchTooLarge",
+    "CopiedOutWarning",
+    "DataError",
+    "DataLoader",
+    "DeviceTensor",
+    "IteratorClosed",
+    "LoaderStats",
+    "MisuseError",
+    "NotAPack",
+    "PackDamaged",
+    "PackError",
+    "PackExists",
+    "PackNotFound",
+    "PackUnfinished",
+    "PackVersionError",
+    "ResourceError",
+    "SampleMismatch",
+    "SharedMemoryFull",
+    "ShmLoaderError",
+    "SlotMisuse",
+    "UnsupportedField",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerTimeout",
+]

@@ -104,6 +104,10 @@ class BatchTooLarge(ResourceError, ValueError):
         )
 
 
+class CopiedOutWarning(UserWarning):
+    """Batches are delivered as copies, because the user keeps so many that no more slots can be lent."""
+
+
 # --- a file said no ---------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +223,19 @@ class UnknownSource(SourceError):
 
     def _sentence(self) -> str:
         return f"{self.path}: {self.why}; looked for {', or '.join(self.looked_for)}"
+
+
+class DeviceTensor(DataError, RuntimeError):
+    """A worker's batch holds a tensor that is not in CPU memory."""
+
+    hint = "return CPU tensors from the dataset and collate_fn; the main process moves them to the device"
+
+    def __init__(self, device: str, shape: str) -> None:
+        super().__init__(device, shape)
+        self.device, self.shape = device, shape
+
+    def _sentence(self) -> str:
+        return f"a worker produced a tensor of shape {self.shape} on device {self.device!r}"
 
 
 # --- a worker ended or hangs ------------------------------------------------------------------------------------------

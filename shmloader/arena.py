@@ -1,0 +1,349 @@
+"""Slots in a segment: their states, their moves, growth under the cap, and the numbers that tell about them.
+
+              grant           publish          lend
+      FREE ──────────▶ GRANTED ──────▶ READY ──────────▶ LENT
+       ▲ ◀── reclaim ───┘                │                 │
+       ├───────────── reclaim ───────────┘                 │
+       └───────────── give_back (its last view is gone) ───┘
+      FREE ── retire ──▶ RETIRED (its pages went back to the system)
+
+Rule 1: every move is in MOVES; nothing outside this file writes a state.
+Rule 2: a slot in GRANTED has one writer, the worker that holds the ticket; the main process makes all moves. It reclaims a
+        GRANTED slot only after its worker has answered or has been reaped, so no lock is ever shared between processes.
+Rule 3: LENT ends by itself: the lease hangs on a buffer object over exactly this slot's bytes, which every tensor, slice and
+        ``.numpy()`` keeps alive. Its finaliser may run in any thread and inside any allocation, so it only appends
+        the slot to ``_returned``; the next move of the loader picks it up from there.
+Rule 4: the cap counts committed bytes, over all arenas that share it. A slot may be larger than others: ragged giants get
+        a slot of their own size.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BatchTooLarge, SharedMemoryFull, SlotMisuse
+from .extents import Extents
+from .segment import PAGE, Segment, round_up
+
+
+# A slot's states are plain strings: they are compared and hashed at C speed, several times a batch.
+FREE, GRANTED, READY, LENT, RETIRED = "free", "granted", "ready", "lent", "retired"
+
+MOVES: dict[tuple[str, str], str] = {
+    (FREE, "grant"): GRANTED,
+    (GRANTED, "publish"): READY,
+    (GRANTED, "reclaim"): FREE,
+    (READY, "lend"): LENT,
+    (READY, "reclaim"): FREE,
+    (LENT, "give_back"): FREE,
+    (FREE, "retire"): RETIRED,
+}
+
+
+class Slot:
+    """A piece of the arena that one batch occupies: ``nbytes`` committed bytes at ``offset``."""
+
+    __slots__ = ("__weakref__", "index", "lease", "nbytes", "offset", "on_last_view_gone", "state")
+
+    def __init__(self, index: int, offset: int, nbytes: int, returned: Callable[[Slot], None]) -> None:
+        self.index = index
+        self.offset = offset
+        self.nbytes = nbytes
+        self.state = FREE
+        self.lease: weakref.ref[npt.NDArray[np.uint8]] | None = None
+        self.on_last_view_gone: Callable[[object], None] = lambda _: returned(self)
+
+    def move(self, event: str) -> None:
+        """Make a move of MOVES, or raise SlotMisuse with the moves that are legal here."""
+        try:
+            self.state = MOVES[self.state, event]
+        except KeyError:
+            legal = tuple(e for s, e in MOVES if s == self.state)
+            raise SlotMisuse(self.index, self.state, event, legal) from None
+
+    def __repr__(self) -> str:
+        return f"Slot({self.index}, {self.state}, offset={self.offset}, nbytes={self.nbytes})"
+
+
+class Cap:
+    """The one number: bytes that all arenas of a loader may commit together. ``limit`` None: only the host limits."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.used = 0
+        self.peak = 0
+        self._orphans: list[tuple[deque[Slot], int, int]] = []
+
+    def room(self) -> int | None:
+        """Bytes that may still be committed; None if the host alone decides."""
+        for orphan in [o for o in self._orphans if len(o[0]) == o[1]]:
+            self._orphans.remove(orphan)
+            self.used -= orphan[2]
+        return None if self.limit is None else self.limit - self.used
+
+    def adopt(self, returned: deque[Slot], lent: int, nbytes: int) -> None:
+        """Go on counting the ``nbytes`` of a closed arena until its ``lent`` slots have all come back.
+
+        Its pages belong to one mapping, which lives as long as the last of their views.
+        """
+        self._orphans.append((returned, lent, nbytes))
+
+    def add(self, nbytes: int) -> None:
+        """Count ``nbytes`` more (negative: fewer) committed bytes."""
+        self.used += nbytes
+        self.peak = max(self.peak, self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaStats:
+    """What an arena looks like at one moment. Sizes in bytes."""
+
+    address: int
+    """Where the reserved range begins in the main process; batches lie in ``[address, address + reserved)``."""
+    reserved: int
+    """Length of the reserved address range. Costs nothing."""
+    nbytes: int
+    """Committed bytes: the shared memory that really exists."""
+    limit: int | None
+    """What ``nbytes`` never exceeds, or None if only the host's own limits hold."""
+    slot_bytes: int
+    """Size that new slots get; 0 until the first batch has told it."""
+    slots: int
+    """Number of slots that exist."""
+    free: int
+    """Slots that hold nothing."""
+    granted: int
+    """Slots that a worker is writing."""
+    ready: int
+    """Slots with a finished batch that was not delivered yet."""
+    lent: int
+    """Slots in the user's hands: at least one view of their batch is alive."""
+    peak_lent: int
+    """The most slots that were ever lent at one time."""
+    pinned: bool
+    """Whether the committed memory is page-locked for CUDA."""
+    backing: str
+    """``'posix'``, ``'memfd'`` or a directory."""
+
+
+class Arena:
+    """Slots of one segment. Belongs to the process that made it; workers only ever see the segment.
+
+    ``slots_wanted`` slots of ``slot_bytes`` are made one by one as they are needed. Safe to use from several threads.
+    """
+
+    def __init__(self, segment: Segment, cap: Cap, slots_wanted: int, slot_bytes: int = 0) -> None:
+        self.segment = segment
+        self.cap = cap
+        self.slots_wanted = slots_wanted
+        self.slot_bytes = slot_bytes
+        self.grow_for_kept = False
+        """Whether batches that the user keeps may make the arena grow beyond ``slots_wanted``, up to the cap."""
+        self._extents = Extents(segment.nbytes // PAGE)
+        self._slots: dict[int, Slot] = {}
+        self._free: list[Slot] = []  # last in, first out: the slot whose pages are warmest
+        self._returned: deque[Slot] = deque()
+        self._lent = 0
+        self._peak_lent = 0
+        self._made = 0
+        self._lock = threading.Lock()
+
+    # --- raw pieces: control blocks ------------------------------------------------------------------------------------
+
+    def take_piece(self, nbytes: int) -> int:
+        """Commit a piece of at least ``nbytes`` that is no slot; return its offset. Raises SharedMemoryFull.
+
+        Control pages are less than a page per slot; the cap does not count them.
+        """
+        nbytes = round_up(nbytes)
+        with self._lock:
+            self.cap.add(-nbytes)
+            try:
+                return self._commit(nbytes)
+            except BaseException:
+                self.cap.add(nbytes)
+                raise
+
+    def give_piece(self, offset: int, nbytes: int) -> None:
+        """Give back what ``take_piece`` returned."""
+        nbytes = round_up(nbytes)
+        with self._lock:
+            self._decommit(offset, nbytes)
+            self.cap.add(nbytes)
+
+    def _commit(self, nbytes: int) -> int:
+        room = self.cap.room()
+        if room is not None and nbytes > room:
+            raise SharedMemoryFull(nbytes, max(room, 0), f"arena_bytes={self.cap.limit}")
+        place = self._extents.take(nbytes // PAGE)
+        if place is None:
+            raise SharedMemoryFull(nbytes, self._extents.free * PAGE, "the reserved address range")
+        try:
+            self.segment.commit(place * PAGE, nbytes)
+        except BaseException:
+            self._extents.give(place, nbytes // PAGE)
+            raise
+        self.cap.add(nbytes)
+        return place * PAGE
+
+    def _decommit(self, offset: int, nbytes: int) -> None:
+        if not self.segment.closed:
+            self.segment.decommit(offset, nbytes)
+        self._extents.give(offset // PAGE, nbytes // PAGE)
+        self.cap.add(-nbytes)
+
+    # --- a slot's life -------------------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Make the slots whose last view has died FREE again."""
+        returned = self._returned
+        while returned:
+            try:
+                slot = returned.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            slot.lease = None
+            slot.move("give_back")
+            self._lent -= 1
+            self._free.append(slot)
+
+    def grant(self, need: int = 0) -> Slot | None:
+        """Return a FREE slot of at least ``max(need, slot_bytes)`` bytes, now GRANTED, or None if there is none to be had.
+
+        Raises BatchTooLarge if ``need`` can never be met.
+        """
+        with self._lock:
+            self.collect()
+            want = max(need, self.slot_bytes, PAGE)
+            for place in range(len(self._free) - 1, -1, -1):
+                if self._free[place].nbytes >= want:
+                    slot = self._free.pop(place)
+                    slot.move("grant")
+                    return slot
+            slot_or_none = self._make(want)
+            if slot_or_none is not None:
+                slot_or_none.move("grant")
+            return slot_or_none
+
+    def _make(self, nbytes: int) -> Slot | None:
+        """Make a FREE slot, in place of smaller free ones where the count or the cap asks for it."""
+        nbytes = round_up(nbytes)
+        most = self.slots_wanted + (self._lent if self.grow_for_kept else 0)
+        if len(self._slots) >= most:
+            if not self._free:
+                return None
+            self._retire(min(self._free, key=lambda slot: slot.nbytes))
+        while True:
+            try:
+                offset = self._commit(nbytes)
+            except SharedMemoryFull:
+                if not self._free:
+                    if not self._slots:  # nothing is out that could come back and help
+                        self._refuse(nbytes)
+                        raise
+                    return None
+                self._retire(min(self._free, key=lambda slot: slot.nbytes))
+                continue
+            slot = Slot(self._made, offset, nbytes, self._returned.append)
+            self._made += 1
+            self._slots[slot.index] = slot
+            return slot
+
+    def _refuse(self, nbytes: int) -> None:
+        """Raise if the cap itself, not the host, makes a slot of this size impossible."""
+        limit = self.cap.limit
+        if limit is not None and nbytes > limit:
+            raise BatchTooLarge(nbytes, limit, limit)
+
+    def _retire(self, slot: Slot) -> None:
+        self._free.remove(slot)
+        slot.move("retire")
+        del self._slots[slot.index]
+        self._decommit(slot.offset, slot.nbytes)
+
+    def regrant(self, slot: Slot, need: int) -> Slot | None:
+        """Replace a GRANTED slot by one of at least ``need`` bytes. None: not now; ``slot`` is FREE then all the same.
+
+        Its worker has answered "need n bytes" and writes no more. Raises BatchTooLarge if it can never be met.
+        """
+        self.reclaim(slot)
+        return self.grant(need)
+
+    def publish(self, slot: Slot) -> None:
+        """The slot's worker has finished writing."""
+        slot.move("publish")
+
+    def reclaim(self, slot: Slot) -> None:
+        """Take back a slot that nobody will look at: its worker failed, or its batch was dropped or copied."""
+        with self._lock:
+            slot.move("reclaim")
+            self._free.append(slot)
+
+    def lend(self, slot: Slot, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Lend bytes ``[start, stop)`` of a READY slot: returns the uint8 array that is the lease. Never copies.
+
+        Whatever is made from the array must keep it alive; when it dies, the slot is FREE again.
+        """
+        base = self.segment.memory[slot.offset + start : slot.offset + stop]
+        slot.move("lend")
+        slot.lease = weakref.ref(base, slot.on_last_view_gone)
+        with self._lock:
+            self._lent += 1
+            if self._lent > self._peak_lent:
+                self._peak_lent = self._lent
+        return base
+
+    def circulating(self) -> int:
+        """Return how many slots are not in the user's hands."""
+        return len(self._slots) - self._lent
+
+    def could_grow(self) -> bool:
+        """Whether one more slot could be made now without taking anything from anybody."""
+        room = self.cap.room()
+        most = self.slots_wanted + (self._lent if self.grow_for_kept else 0)
+        return len(self._slots) < most and (room is None or room >= max(self.slot_bytes, PAGE))
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give all memory back that no view looks at. Lent batches stay right until their last view is gone. Idempotent."""
+        with self._lock:
+            if self.segment.closed:
+                return
+            self.collect()
+            for slot in self._slots.values():
+                if slot.state != LENT:
+                    self._decommit(slot.offset, slot.nbytes)
+            if self._lent:
+                self.cap.adopt(self._returned, self._lent, self.segment.committed)
+            else:
+                self.cap.add(-self.segment.committed)
+            self.segment.close()
+
+    def stats(self) -> ArenaStats:
+        """Return the numbers of this moment."""
+        with self._lock:
+            self.collect()
+            states = [slot.state for slot in self._slots.values()]
+            return ArenaStats(
+                address=self.segment.address,
+                reserved=self.segment.nbytes,
+                nbytes=self.segment.committed,
+                limit=self.cap.limit,
+                slot_bytes=self.slot_bytes,
+                slots=len(states),
+                free=states.count(FREE),
+                granted=states.count(GRANTED),
+                ready=states.count(READY),
+                lent=states.count(LENT),
+                peak_lent=self._peak_lent,
+                pinned=False,
+                backing=self.segment.backing,
+            )

@@ -1,0 +1,153 @@
+"""The arenas of one loader, under one cap: made when needed, kept between epochs, planned when the batch size is known.
+
+    iter(loader) ──take──▶ idle arena of an earlier epoch, or a new one ──▶ pass ──give──▶ idle again
+
+Batches that the user kept from an earlier epoch stay lent in the arena that is reused, so its slots are never rewritten
+under them. Two passes at one time have two arenas, and the cap counts both.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+from .arena import Arena, Cap
+from .budget import plan_arena, slots_minimum
+from .errors import SharedMemoryFull
+from .limits import Limit, mount_limit, shared_memory_limit
+from .segment import PAGE, SHM_ROOT, Segment, round_up
+
+AUTO = "auto"
+SMALL_MOUNT = 256 << 20
+"""Bytes; below this a shared-memory mount is a container's default of 64 MB or the like, and memfd is used instead."""
+_SPREAD = 4
+"""Reserved addresses per byte of the cap: room for slots of changing size. Reserving costs nothing."""
+_SPARE = 0.9
+"""Share of the host's free memory that an arena without arena_bytes may take at most."""
+
+
+def choose_backing(requested: str, arena_bytes: int | None) -> tuple[str, Limit]:
+    """Return the backing for a new segment and the limit that binds there.
+
+    ``auto``: posix shared memory, unless its mount is missing, read-only or too small, then memfd. Raises
+    SharedMemoryFull if ``arena_bytes`` is more than the host has free. Touches no page.
+    """
+    if requested == AUTO:
+        mount, _ = mount_limit(SHM_ROOT)
+        roomy = mount is not None and mount.nbytes_free >= (arena_bytes or SMALL_MOUNT)
+        requested = "posix" if roomy else "memfd"
+    binding = shared_memory_limit({"posix": SHM_ROOT, "memfd": None}.get(requested, requested))
+    if arena_bytes is not None and arena_bytes > binding.nbytes_free:
+        raise SharedMemoryFull(arena_bytes, binding.nbytes_free, binding.where)
+    return requested, binding
+
+
+class Arenas:
+    """Makes, keeps and closes the arenas of one loader. Safe to use from several threads.
+
+    A copy of the loader in another process, or by ``copy`` or ``pickle``, begins without any.
+    """
+
+    def __init__(self, arena_bytes: int | None, backing: str) -> None:
+        self.arena_bytes = arena_bytes
+        self.backing = backing
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._cap = Cap(self.arena_bytes)
+        self._idle: list[Arena] = []
+        self._newest: weakref.ref[Arena] | None = None
+        self._lock = threading.Lock()
+        self._close_idle = weakref.finalize(self, _close_all, self._idle)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arenas, (self.arena_bytes, self.backing)
+
+    def take(self, slots: int) -> Arena:
+        """Return an arena for one pass: an idle one, or a new one. Raises SharedMemoryFull or OSError."""
+        if self._pid != os.getpid():  # a forked child: the arenas of its parent are not its own
+            self._close_idle.detach()
+            self._begin()
+        with self._lock:
+            arena = self._idle.pop() if self._idle else self._make()
+            arena.slots_wanted = slots
+            self._newest = weakref.ref(arena)
+            return arena
+
+    def give(self, arena: Arena) -> None:
+        """Take an arena back whose pass has ended."""
+        if arena.segment.owner_pid == os.getpid():
+            self._idle.append(arena)
+
+    def _make(self) -> Arena:
+        room = self._cap.room() if self.arena_bytes is not None else None
+        backing, binding = choose_backing(self.backing, room)
+        if self._cap.limit is None:
+            self._cap.limit = max(round_up(int(binding.nbytes_free * _SPARE)), PAGE)
+        reserve = round_up(_SPREAD * max(self._cap.limit, 64 << 20))
+        try:
+            segment = Segment.create(reserve, backing)
+        except OSError:
+            if backing == "posix" and self.backing == AUTO:
+                segment = self._smaller(reserve, "memfd")
+            else:
+                segment = self._smaller(reserve, backing)
+        arena = Arena(segment, self._cap, 0)
+        arena.grow_for_kept = self.arena_bytes is not None
+        return arena
+
+    @staticmethod
+    def _smaller(reserve: int, backing: str) -> Segment:
+        """Reserve what a limit on address space (``ulimit -v``) or file size leaves."""
+        while True:
+            try:
+                return Segment.create(reserve, backing)
+            except OSError:
+                if reserve <= 64 << 20:
+                    raise
+                reserve = round_up(reserve // 2)
+
+    def plan(self, arena: Arena, need: int, num_workers: int) -> None:
+        """Set the slot size of ``arena`` for batches of ``need`` bytes, and how many slots there will be.
+
+        The first batch decides both. A larger batch later raises the size for all if as many slots still fit; if not,
+        it is a giant, which gets a slot of its own. Raises ArenaTooSmall or SharedMemoryFull.
+        """
+        need = round_up(need)
+        if not arena.slot_bytes:
+            binding = None
+            if self.arena_bytes is None:
+                segment = arena.segment
+                binding = shared_memory_limit({"posix": SHM_ROOT, "memfd": None}.get(segment.backing, segment.backing))
+            plan = plan_arena(
+                slot_bytes=need,
+                slots=arena.slots_wanted,
+                minimum_slots=slots_minimum(num_workers),
+                arena_bytes=self.arena_bytes,
+                binding=binding,
+                page=PAGE,
+            )
+            arena.slot_bytes, arena.slots_wanted = plan.slot_bytes, plan.slots
+        elif need > arena.slot_bytes:
+            limit = self._cap.limit or need
+            for size in (round_up(need + need // 8), need):
+                if size * arena.slots_wanted <= limit:
+                    arena.slot_bytes = size
+                    return
+
+    def newest(self) -> Arena | None:
+        """Return the arena of the newest pass, if it still exists."""
+        return self._newest() if self._newest is not None else None
+
+    def close(self) -> None:
+        """Close all idle arenas. Lent batches stay valid."""
+        with self._lock:
+            _close_all(self._idle)
+
+
+def _close_all(arenas: list[Arena]) -> None:
+    while arenas:
+        arenas.pop().close()

@@ -1,0 +1,93 @@
+"""A finished slot becomes the user's batch: lent if the slot can be spared, copied if not.
+
+    READY ──lend──▶ views of the slot                 the normal way: no byte is copied
+    READY ──copy──▶ views of a heap copy, slot FREE   when the user keeps so many batches that workers would run dry
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from .arena import Arena, Slot
+from .batch import Build, compile_layout
+from .errors import CopiedOutWarning, human_bytes
+
+
+@dataclass
+class Counters:
+    """What a loader has done so far. One object per loader, shared by its iterators."""
+
+    batches: int = 0
+    """Batches delivered."""
+    waited_s: float = 0.0
+    """Seconds that the main process slept because no batch was ready."""
+    copied_out: int = 0
+    """Batches that were delivered as copies because the user kept too many."""
+    copied_bytes: int = 0
+    """Bytes that workers copied into slots because they were not born there."""
+    payload_bytes: int = 0
+    """Bytes of all batches' slots in use."""
+
+
+class Delivery:
+    """Turns published slots of one arena into batches. ``keep_back`` slots are never lent, so that work goes on."""
+
+    def __init__(self, arena: Arena, counters: Counters, keep_back: int) -> None:
+        self._arena = arena
+        self._counters = counters
+        self._keep_back = keep_back
+        self._builds: dict[tuple[int, int], Build] = {}
+        self._warned = False
+
+    def build_of(self, slot: Slot, worker: int, number: int, offset: int, nbytes: int) -> Build:
+        """Return the builder of a batch's layout: known under the worker's ``number``, or ``nbytes`` of pickle in the slot."""
+        if not nbytes:
+            return self._builds[worker, number]
+        start = slot.offset + offset
+        build = compile_layout(pickle.loads(self._arena.segment.memory[start : start + nbytes].data))
+        if number >= 0:
+            self._builds[worker, number] = build
+        return build
+
+    def can_spare(self) -> bool:
+        """Whether one more slot can be lent and enough remain for the workers."""
+        arena = self._arena
+        arena.collect()
+        slots = arena.circulating() - 1
+        return slots >= self._keep_back or arena.could_grow()
+
+    def deliver(self, slot: Slot, build: Build, used: int) -> Any:
+        """Return the batch of a READY slot, whose first ``used`` bytes are its own. Lends or copies; see this module."""
+        counters = self._counters
+        counters.batches += 1
+        counters.payload_bytes += used
+        if self.can_spare():
+            return build(self._arena.lend(slot, 0, used))
+        return build(self.copy_out(slot, used))
+
+    def copy_out(self, slot: Slot, used: int) -> npt.NDArray[Any]:
+        """Return a heap copy of a READY slot's first ``used`` bytes. The slot is FREE afterwards."""
+        base = self._arena.segment.memory[slot.offset : slot.offset + used].copy()
+        self._arena.reclaim(slot)
+        self.count_copy()
+        return base
+
+    def count_copy(self) -> None:
+        """Count a batch that is a copy; warn at the first one of this pass."""
+        self._counters.copied_out += 1
+        if not self._warned:
+            self._warned = True
+            stats = self._arena.stats()
+            limit = "the host's memory" if stats.limit is None else human_bytes(stats.limit)
+            warnings.warn(
+                f"{stats.lent} of {stats.slots} slots hold batches that are still in use, so further batches are "
+                f"delivered as copies, which are right but slower; drop old batches, or raise arena_bytes= (now {limit}) "
+                "to keep more of them in shared memory",
+                CopiedOutWarning,
+                stacklevel=2,
+            )

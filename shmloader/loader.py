@@ -1,0 +1,196 @@
+"""The front: arguments, ``__iter__``, ``with``, statistics. All the rest is torch's own class, or lower floors."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from .arena import Arena, ArenaStats
+from .arenas import AUTO, Arenas
+from .budget import parse_bytes, slots_wanted
+from .delivery import Counters
+from .passes import InProcessPass
+from .worker_pass import WorkerPass
+
+T_co = TypeVar("T_co", covariant=True)
+
+_HAS_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStats:
+    """What a loader has done and holds at one moment."""
+
+    arena: ArenaStats | None
+    """Of the newest pass; None before the first."""
+    worker_pids: tuple[int, ...]
+    """Process ids of the workers that are alive, of all passes."""
+    batches: int
+    """Batches delivered, over all passes."""
+    waited_s: float
+    """Seconds that the main process slept because no batch was ready."""
+    copied_out: int
+    """Batches delivered as copies because the user kept too many."""
+    copied_bytes: int
+    """Bytes that were not born in a slot and so were copied into it once, by a worker."""
+    payload_bytes: int
+    """Bytes of all batches delivered, alignment and indices included."""
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """torch's DataLoader, whose workers write batches into a shared arena that the main process hands out as views.
+
+    All arguments of ``torch.utils.data.DataLoader`` mean what they mean there, and the same seed gives the same batches. New are:
+
+    ``arena_bytes``: the most shared memory that this loader may ever commit, in bytes or as text (``"2GiB"``), control
+    pages aside (less than a page per slot). None: what ``num_workers``, ``prefetch_factor`` and the batch need.
+    ``arena_backing``: ``"auto"`` (posix shared memory, or memfd where that is small or missing), ``"posix"``,
+    ``"memfd"``, or a directory for the memory's file, which has no name there either.
+
+    A batch's tensors are views of a slot that this batch owns until the last view of it is gone; keeping them is always right.
+    Who keeps many gets copies from some number on (``stats().copied_out``). ``close()``, ``with``, garbage collection
+    and the end of the program give everything back.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[T_co]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        arena_bytes: int | str | None = None,
+        arena_backing: str = AUTO,
+    ) -> None:
+        self._arenas = Arenas(None if arena_bytes is None else parse_bytes(arena_bytes), os.fspath(arena_backing))
+        self._counters = Counters()
+        self._passes: weakref.WeakSet[Any] = weakref.WeakSet()
+        options: dict[str, Any] = {"in_order": in_order} if _HAS_IN_ORDER else {}
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **options,
+        )
+        if not _HAS_IN_ORDER:
+            self.in_order = in_order
+
+    @property
+    def arena_bytes(self) -> int | None:
+        """The cap on committed shared memory in bytes, or None."""
+        return self._arenas.arena_bytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_passes"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__dict__["_passes"] = weakref.WeakSet()
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        if self.pin_memory:
+            _warn_unpinned()
+        workers = self.num_workers
+        arena = self._arenas.take(slots_wanted(workers, self.prefetch_factor))
+        arenas = self._arenas
+
+        def plan(arena: Arena, need: int) -> None:
+            arenas.plan(arena, need, workers)
+
+        try:
+            if workers == 0:
+                new_pass: Any = InProcessPass(self, arena, self._counters, plan, arenas.give)
+            else:
+                self.check_worker_number_rationality()
+                new_pass = WorkerPass(self, arena, self._counters, plan, arenas.give)
+        except BaseException:
+            arenas.give(arena)
+            raise
+        self._passes.add(new_pass)
+        return new_pass  # type: ignore[no-any-return]
+
+    def stats(self) -> LoaderStats:
+        """Return the numbers of this moment. Cheap: a few microseconds a slot."""
+        arena = self._arenas.newest()
+        pids = [p.pid for it in list(self._passes) for p in it._workers if p.is_alive()]
+        counters = self._counters
+        return LoaderStats(
+            arena=arena.stats() if arena is not None else None,
+            worker_pids=tuple(pids),
+            batches=counters.batches,
+            waited_s=counters.waited_s,
+            copied_out=counters.copied_out,
+            copied_bytes=counters.copied_bytes,
+            payload_bytes=counters.payload_bytes,
+        )
+
+    def close(self) -> None:
+        """End all iterators and workers and give all shared memory back, except under batches that are still in use.
+
+        Idempotent. A later ``iter(loader)`` begins anew.
+        """
+        for old_pass in list(self._passes):
+            old_pass._shutdown_workers()
+        self._iterator = None
+        self._arenas.close()
+
+    def __enter__(self) -> DataLoader[T_co]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_warned_unpinned = False
+
+
+def _warn_unpinned() -> None:
+    """Say once per process that batches are not page-locked here."""
+    global _warned_unpinned
+    if not _warned_unpinned:
+        _warned_unpinned = True
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
+            stacklevel=4,
+        )

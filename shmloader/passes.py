@@ -1,0 +1,232 @@
+"""One pass over a loader: what all iterators share, and the iterator without workers.
+
+``Pass`` stands where torch's ``_BaseDataLoaderIter`` stands and draws the same random numbers from the same generators at the same
+moments: first the sampler is iterated, then the base seed is drawn. ``InProcessPass`` reads and collates in the main
+process, into slots of the same arena that workers would use.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch._C._autograd import _profiler_enabled
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _get_distributed_settings,
+    _share_dist_seed,
+)
+from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
+
+from .arena import Arena, Slot
+from .batch import Build, compile_layout
+from .collate import Memory, SlotWriter
+from .delivery import Counters, Delivery
+from .describe import BatchDescription
+from .errors import IteratorClosed
+from .fetch import Fetcher, Recipe
+from .gathering import Gatherer
+from .order import index_batches
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Pass(_BaseDataLoaderIter):
+    """An iterator over one epoch. Does not call torch's constructor: that one warns about pinning once per epoch."""
+
+    def __init__(self, loader: DataLoader[Any], arena: Arena, counters: Counters) -> None:
+        self._dataset = loader.dataset
+        self._pg = None
+        self._shared_seed: int | None = None
+        self._reseed_data_pipes(loader)
+        self._dataset_kind = loader._dataset_kind
+        self._IterableDataset_len_called: Any = loader._IterableDataset_len_called
+        self._auto_collation = loader._auto_collation
+        self._drop_last = loader.drop_last
+        self._index_sampler = loader._index_sampler
+        self._num_workers = loader.num_workers
+        self._world_size, self._rank = _get_distributed_settings()
+        self._pin_memory = False
+        self._timeout = loader.timeout
+        self._collate_fn = loader.collate_fn
+        self._sampler_iter: Iterator[Any] = index_batches(self._index_sampler)
+        self._base_seed: Any = torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
+        self._persistent_workers = loader.persistent_workers
+        self._num_yielded = 0
+        self._finished = False
+        self._profile_name = f"enumerate(DataLoader)#{self.__class__.__name__}.__next__"
+        self._arena = arena
+        self._counters = counters
+
+    def _reseed_data_pipes(self, loader: DataLoader[Any]) -> None:
+        """Give an IterDataPipe the random seed that all ranks and workers share, as torch's loader does."""
+        if not isinstance(self._dataset, IterDataPipe):
+            return
+        if self._pg is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._pg = torch.distributed.new_group(backend="gloo")
+        self._shared_seed = int(_share_dist_seed(loader.generator, self._pg))
+        rng = torch.Generator()
+        rng.manual_seed(self._shared_seed)
+        self._dataset = apply_random_seed(self._dataset, rng)
+
+    def _recipe(self) -> Recipe:
+        return Recipe(self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
+
+    def _next_data(self) -> Any:
+        raise AssertionError("every pass has its own")
+
+    def __next__(self) -> Any:
+        if _profiler_enabled():
+            with torch.autograd.profiler.record_function(self._profile_name):
+                data = self._next_data()
+        else:
+            data = self._next_data()
+        self._num_yielded += 1
+        if (
+            self._IterableDataset_len_called is not None
+            and self._dataset_kind == _DatasetKind.Iterable
+            and self._num_yielded > self._IterableDataset_len_called
+        ):
+            self._warn_about_length()
+        return data
+
+    def _warn_about_length(self) -> None:
+        text = (
+            f"Length of IterableDataset {self._dataset} was reported to be {self._IterableDataset_len_called}"
+            f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+        )
+        if self._num_workers > 0:
+            text += (
+                "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                "IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+            )
+        warnings.warn(text, stacklevel=3)
+
+    def __getstate__(self) -> Any:
+        raise NotImplementedError(f"{self.__class__.__name__} cannot be pickled")
+
+
+class InProcessPass(Pass):
+    """The iterator with ``num_workers=0``: reads when asked, in the main process, into a slot."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        arena: Arena,
+        counters: Counters,
+        plan: Callable[[Arena, int], None],
+        done: Callable[[Arena], None],
+    ) -> None:
+        super().__init__(loader, arena, counters)
+        if self._timeout != 0:
+            raise AssertionError("a loader without workers requires timeout == 0")
+        if isinstance(self._dataset, IterDataPipe | MapDataPipe):
+            apply_sharding(self._dataset, self._world_size, self._rank)
+        recipe = self._recipe()
+        self._plan = plan
+        self._in_place = recipe.default_collation
+        self._fetcher = Fetcher(recipe)
+        self._gatherer = Gatherer.of(recipe, arena.segment.memory)
+        self._delivery = Delivery(arena, counters, keep_back=0)
+        self._builds: dict[int, Build] = {}
+        self._workers: list[Any] = []
+        self._close = weakref.finalize(self, done, arena)
+
+    def _next_data(self) -> Any:
+        if not self._close.alive:
+            if self._finished:
+                raise StopIteration
+            raise IteratorClosed("it was closed")
+        try:
+            return self._make_batch()
+        except StopIteration:
+            self._finished = True
+            self._close()
+            raise
+
+    def _make_batch(self) -> Any:
+        indices = next(self._sampler_iter)
+        if self._gatherer is not None and type(indices) is np.ndarray:
+            return self._gather(self._gatherer, indices)
+        if type(indices) is np.ndarray:
+            indices = indices.tolist()
+        return self._fetch(indices)
+
+    def _lease(self, need: int) -> tuple[Slot, Memory] | None:
+        """Lend a slot of ``need`` bytes to the batch that is about to be made; None if the user holds all others."""
+        arena = self._arena
+        if need > arena.slot_bytes:
+            self._plan(arena, need)
+        if not self._delivery.can_spare():
+            return None
+        slot = arena.grant(need)
+        if slot is None:
+            return None
+        arena.publish(slot)
+        return slot, arena.lend(slot, 0, slot.nbytes)
+
+    def _gather(self, gatherer: Gatherer, indices: Any) -> Any:
+        """Gather straight into a slot."""
+        rows_at, root = gatherer.layout(len(indices), 0)
+        lease = self._lease(rows_at.end)
+        if lease is None:
+            return self._on_heap(indices.tolist())
+        slot, base = lease
+        gatherer.gather(indices, rows_at, slot.offset)
+        build = self._builds.get(len(indices))
+        if build is None:
+            build = self._builds[len(indices)] = compile_layout(root)
+        return self._count(build(base), rows_at.end)
+
+    def _fetch(self, indices: Any) -> Any:
+        """Fetch and collate; what the default collate makes is born in the slot, and the batch is returned as it is."""
+        lease = self._lease(self._arena.slot_bytes)
+        if lease is None:
+            return self._on_heap(indices)
+        slot, base = lease
+        writer = SlotWriter(base, self._arena.segment.address + slot.offset, 0, len(base))
+        batch = self._fetcher.fetch(indices, writer)
+        if not writer.fits():
+            batch = self._move(batch, writer)
+        return self._count(batch, writer.cursor)
+
+    def _move(self, batch: Any, writer: SlotWriter) -> Any:
+        """Move a batch that did not fit into a slot that is large enough, if there is one and if that can be done."""
+        try:
+            description = BatchDescription(batch, writer)
+        except Exception:  # noqa: BLE001 - pickling runs user code; a batch that cannot be described stays as it is
+            return batch
+        lease = self._lease(writer.cursor)
+        if lease is None:
+            return batch
+        slot, base = lease
+        writer = SlotWriter(base, self._arena.segment.address + slot.offset, 0, len(base))
+        description.move_to(writer, description.save())
+        description.copy_pending()
+        return compile_layout(description.root)(base)
+
+    def _on_heap(self, indices: Any) -> Any:
+        """Make a batch without a slot."""
+        self._delivery.count_copy()
+        return self._count(self._fetcher.fetch(indices, SlotWriter(_NOTHING, 0, 0, 0)), 0)
+
+    def _count(self, batch: Any, used: int) -> Any:
+        if used and not self._arena.slot_bytes:
+            self._plan(self._arena, used)
+        self._counters.batches += 1
+        self._counters.payload_bytes += used
+        return batch
+
+    def _shutdown_workers(self) -> None:
+        """End this pass: there are no workers, but its arena is free for the next one. Idempotent."""
+        self._close()

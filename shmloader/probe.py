@@ -1,0 +1,189 @@
+"""What a batch and a worker really take: a few batches made in a child process, exactly as a worker would make them.
+
+    plan ──batches of indices──▶ child: fetch, collate, describe in shared memory ──▶ bytes per batch, private bytes
+
+The child is started the way workers are (torch's current start method), works with one thread, and ends. Private memory is what
+nobody shares: pages that a forked child has not written yet, the pack's pages and the arena count elsewhere.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.multiprocessing
+from torch.utils.data.dataloader import _DatasetKind
+
+from .collate import SlotWriter
+from .describe import BatchDescription
+from .errors import WorkerDied
+from .failure import WorkerFailure
+from .fetch import Fetcher, Recipe
+from .gathering import Gatherer
+from .layout import align
+from .segment import Segment, round_up
+
+_FIRST_SLOT = 1 << 20  # bytes; a batch that needs more is made again in a slot that is large enough
+_RESERVED = 1 << 40  # bytes of address space, which cost nothing
+DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What was measured. Sizes in bytes."""
+
+    batch_bytes: tuple[int, ...]
+    """Of a slot, for each batch of indices that was asked for."""
+    private_bytes: int
+    """The most that the process had to itself, without shared memory and file pages."""
+    fetch_s: tuple[float, ...]
+    """Seconds for each batch, in a process with one thread."""
+
+
+def private_bytes(pid: int | str = "self") -> int:
+    """Return the memory that a process shares with no other: written pages of private mappings. In bytes.
+
+    0 if the kernel does not tell, or the process is gone. Takes some milliseconds.
+    """
+    total = dirty = 0
+    try:
+        with open(f"/proc/{pid}/smaps", encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                # Of one mapping, Private_Dirty comes before Anonymous. Pages of shared memory are dirty, not anonymous.
+                if line.startswith("Private_Dirty:"):
+                    dirty = int(line.split()[1])
+                elif line.startswith("Anonymous:"):
+                    total += min(dirty, int(line.split()[1]))
+    except OSError:
+        return 0
+    return total << 10
+
+
+class _Watched:
+    """A dataset that calls ``full`` when ``batch_size`` samples have been read: when a worker holds the most."""
+
+    def __init__(self, dataset: Any, full: Callable[[], None]) -> None:
+        self._dataset = dataset
+        self._full = full
+        self._left = 0
+
+    def expect(self, samples: int) -> None:
+        self._left = samples
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = self._dataset[index]
+        self._left -= 1
+        if not self._left:
+            self._full()
+        return sample
+
+
+class _WatchedMany(_Watched):
+    """The same for a dataset that gives many samples at a time."""
+
+    def __getitems__(self, indices: Any) -> Any:
+        samples = self._dataset.__getitems__(indices)
+        self._full()
+        return samples
+
+
+class _Maker:
+    """Makes batches in a slot of its own, as a worker does."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._segment = Segment.create(_RESERVED, "memfd")
+        self._slot_bytes = 0
+        self._grow(_FIRST_SLOT)
+        self._gatherer = Gatherer.of(recipe, self._segment.memory)
+        self.peak = 0
+        kind = _WatchedMany if getattr(recipe.dataset, "__getitems__", None) else _Watched
+        self._dataset = kind(recipe.dataset, self.look)
+        self._fetcher = Fetcher(
+            Recipe(recipe.dataset_kind, self._dataset, recipe.auto_collation, recipe.collate_fn, recipe.drop_last)
+        )
+
+    def look(self) -> None:
+        self.peak = max(self.peak, private_bytes())
+
+    def _grow(self, nbytes: int) -> None:
+        nbytes = round_up(nbytes)
+        if nbytes > self._slot_bytes:
+            self._segment.commit(self._slot_bytes, nbytes - self._slot_bytes)
+            self._slot_bytes = nbytes
+
+    def make(self, indices: list[int]) -> int:
+        """Make one batch and return the bytes of the slot that it needs."""
+        start = align(8 * len(indices))
+        if self._gatherer is not None:
+            rows_at, root = self._gatherer.layout(len(indices), start)
+            self._grow(rows_at.end)
+            self._gatherer.gather(np.asarray(indices, np.int64), rows_at, 0)
+            need = align(rows_at.end) + len(pickle.dumps(root, pickle.HIGHEST_PROTOCOL))
+        else:
+            need = self._fetch(indices, start)
+        self.look()
+        return need
+
+    def _fetch(self, indices: list[int], start: int) -> int:
+        self._dataset.expect(len(indices))
+        writer = SlotWriter(self._segment.memory, 0, self._slot_bytes, start)
+        description = BatchDescription(self._fetcher.fetch(indices, writer), writer)
+        need = align(writer.cursor) + len(pickle.dumps(description.root, pickle.HIGHEST_PROTOCOL))
+        if not writer.fits():
+            self._grow(need)
+            description.move_to(SlotWriter(self._segment.memory, 0, self._slot_bytes), description.save())
+        description.copy_pending()
+        return need
+
+
+def _probe_main(answer: Any, recipe: Recipe, batches: Sequence[list[int]]) -> None:
+    torch.set_num_threads(1)
+    try:
+        maker = _Maker(recipe)
+        # The first batch pays for imports, caches and a slot that is too small, and is not what the others are like.
+        maker.make(batches[0])
+        maker.peak = 0
+        needs, times = [], []
+        for indices in batches:
+            start = time.perf_counter()
+            needs.append(maker.make(indices))
+            times.append(time.perf_counter() - start)
+        answer.send(Probe(tuple(needs), maker.peak, tuple(times)))
+    except Exception as error:  # noqa: BLE001 - whatever the dataset raises is told to the caller, as by a worker
+        answer.send(WorkerFailure.of(error, "in the process that measures a batch").to_bytes())
+
+
+def probe_batches(dataset: Any, batches: Sequence[list[int]], collate_fn: Callable[[list[Any]], Any]) -> Probe:
+    """Make ``batches`` of a map-style dataset in a child process and return what they took.
+
+    Raises what the dataset or ``collate_fn`` raises there, WorkerDied if the child ends without a word, TimeoutError after
+    five minutes. Leaves nothing behind.
+    """
+    recipe = Recipe(_DatasetKind.Map, dataset, True, collate_fn, False)
+    receive, send = torch.multiprocessing.Pipe(duplex=False)
+    process = torch.multiprocessing.get_context().Process(target=_probe_main, args=(send, recipe, batches), daemon=True)
+    process.start()
+    send.close()
+    try:
+        if not receive.poll(DEADLINE_S):
+            raise TimeoutError(f"{len(batches)} batches were not made within {DEADLINE_S:.0f} s: try a smaller batch")
+        try:
+            result: Probe | bytes = receive.recv()
+        except EOFError:
+            process.join()
+            raise WorkerDied(0, process.pid or 0, process.exitcode, tuple(batches[0])) from None
+    finally:
+        receive.close()
+        if process.is_alive():
+            process.join(1.0)
+        if process.is_alive():
+            process.kill()
+        process.join()
+    if isinstance(result, bytes):
+        WorkerFailure.from_bytes(result).reraise()
+    assert isinstance(result, Probe)
+    return result
