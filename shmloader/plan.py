@@ -1,58 +1,26 @@
-"""Facts and a plan: what loading this data in batches of this size takes, and whether it fits. Starts nothing that stays.
+"""A plan: what loading this data in batches of this size takes, and whether it fits. Starts nothing that stays.
 
-dataset ──lengths, a few batches (probe)──▶ bytes per batch, private bytes per worker ┐
-host ──limits─────────────────────────────▶ free bytes, CPUs, ranks                   ├─budget─▶ MemoryPlan
-the user's one number ──ram───────────────────────────────────────────────────────────┘
+dataset ──facts: lengths, a few batches──▶ bytes per batch, private bytes per worker ┐
+host ──limits────────────────────────────▶ free bytes, CPUs, ranks                   ├─budget──▶ MemoryPlan
+the user's one number ──ram──────────────────────────────────────────────────────────┘
 
-total = ranks x (arena + workers x private)      the pack's page cache comes on top: the kernel takes it back when needed
+total = ranks x (arena + workers x private)     and, on top, page cache: the kernel takes it back when others need it
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import default_collate
 
 from .budget import DEFAULT_PREFETCH, plan_arena, slots_minimum, slots_wanted
 from .errors import SharedMemoryFull, human_bytes
+from .facts import BatchFacts, DataFacts, data_facts, measure_batches
 from .limits import HostLimits, Limit, read_limits
-from .packfile import PackedDataset
-from .probe import Probe, probe_batches
 
 ASSUMED_PRIVATE = 32 << 20  # bytes per worker where nothing was measured: the interpreter and torch, after a fork
-_PROBED = 3  # batches
-_SEED = 0x5EED  # which batches are measured is the same each time
-
-
-@dataclass(frozen=True, slots=True)
-class DataFacts:
-    """What is stored."""
-
-    path: str | None
-    """The pack's file, or None for another dataset."""
-    samples: int
-    file_bytes: int
-    """Of the pack's file: the page cache that it would like. 0 if there is no pack."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFacts:
-    """What one batch takes in a slot. Sizes in bytes."""
-
-    batch_size: int
-    sample_bytes: int
-    """The batch's bytes, divided by its samples."""
-    batch_bytes: int
-    """The largest batch to be expected in one shuffled epoch."""
-    largest_bytes: int
-    """The largest batch that there can be: the largest samples, all in one batch."""
-    source: str
-    """``'every batch is alike'``, ``'from the lengths of all samples'``, ``'the largest of n batches'`` or ``'given'``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +88,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """Measure a few batches in a child process, and return the facts and the plan.
 
-    ``dataset`` is map-style; of a pack, all lengths are looked at. ``ram`` (bytes) is what the loaders of all local ranks
-    may take together; None: what the host has free. Workers and prefetch that are not given are chosen to fit.
-    ``sample_bytes``: do not measure, each sample takes that. Raises ValueError for numbers below 1 or an empty dataset, and
-    what the dataset raises. A plan that does not fit is a result (``fits``), not an error.
+    ``dataset`` is map-style; of a pack, all lengths are looked at. ``ram`` (bytes) is what the loaders of all local
+    ranks may take together; None: what the host has free. Workers and prefetch that are not given are chosen to fit.
+    ``sample_bytes``: do not measure, each sample takes that. Raises ValueError for numbers below 1 or an empty dataset,
+    and what the dataset raises. A plan that does not fit is a result (``fits``), not an error.
     """
     for name, value in (("batch_size", batch_size), ("ram", ram), ("sample_bytes", sample_bytes)):
         if value is not None and value < 1:
@@ -135,7 +103,7 @@ def plan_memory(
     host = read_limits(local_ranks=local_ranks) if limits is None else limits
     ranks = host.local_ranks.count if local_ranks is None else local_ranks
     if sample_bytes is None:
-        batch, private = _measure(dataset, batch_size, default_collate if collate_fn is None else collate_fn)
+        batch, private = measure_batches(dataset, batch_size, default_collate if collate_fn is None else collate_fn)
     else:
         nbytes = batch_size * (sample_bytes + 8)  # an index per sample travels in the slot
         batch, private = BatchFacts(batch_size, sample_bytes, nbytes, nbytes, "given"), ASSUMED_PRIVATE
@@ -151,61 +119,7 @@ def plan_memory(
         arrangement = _arrange(batch, private, workers, prefetch_factor, limit.nbytes_free // ranks)
         if arrangement.missing == 0:
             break
-    return _finish(_data_facts(dataset), batch, host, ranks, private, limit, arrangement, ram)
-
-
-# --- facts ------------------------------------------------------------------------------------------------------------
-
-
-def _data_facts(dataset: Any) -> DataFacts:
-    if not isinstance(dataset, PackedDataset):
-        return DataFacts(None, len(dataset), 0)
-    path = os.fspath(dataset.path)
-    return DataFacts(path, len(dataset), os.stat(path).st_size)
-
-
-def ragged_sizes(dataset: Any) -> npt.NDArray[np.int64] | None:
-    """Return the bytes that the ragged fields of each sample have in a pack; None if stored lengths tell nothing.
-
-    They tell nothing of other datasets, of encoded images, and once a transform stands between pack and batch.
-    """
-    if not isinstance(dataset, PackedDataset) or dataset.transform is not None or dataset.gather.is_plain:
-        return None
-    if any(field.encoding for field in dataset.fields):
-        return None
-    everything = np.arange(len(dataset), dtype=np.int64)
-    sizes = np.zeros(len(dataset), np.int64)
-    for field in dataset.gather.fields:
-        if field.ragged:
-            row = int(np.prod(field.shape[1:], dtype=np.int64))
-            sizes += field.lengths(everything) * (row * field.itemsize)
-    return sizes if sizes.any() else None
-
-
-def _measure(dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any]) -> tuple[BatchFacts, int]:
-    """Measure batches: some of a shuffled epoch; of ragged packs the heaviest of that epoch and the heaviest of all."""
-    samples = len(dataset)
-    rows = min(batch_size, samples)
-    order = np.random.default_rng(_SEED).permutation(samples)
-    epoch = [order[start : start + rows] for start in range(0, samples - rows + 1, rows)][: 1 << 16]
-    sizes = ragged_sizes(dataset)
-    if sizes is None:
-        chosen = epoch[:_PROBED]
-    else:
-        heaviest = max(epoch, key=lambda indices: int(sizes[indices].sum()))
-        with_giant = max(epoch, key=lambda indices: int(sizes[indices].max()))  # what counts for padding
-        chosen = [epoch[0], heaviest, with_giant, np.argsort(sizes, kind="stable")[-rows:]]
-    probe: Probe = probe_batches(dataset, [indices.tolist() for indices in chosen], collate_fn)
-    needs = probe.batch_bytes
-    if sizes is not None:
-        expected, largest, source = max(needs[:-1]), max(needs), "from the lengths of all samples"
-    elif isinstance(dataset, PackedDataset) and dataset.transform is None and dataset.gather.is_plain:
-        expected = largest = max(needs)
-        source = "every batch is alike"
-    else:
-        expected = largest = max(needs)
-        source = f"the largest of {len(needs)} batches"
-    return BatchFacts(batch_size, expected // rows, expected, largest, source), probe.private_bytes
+    return _finish(data_facts(dataset), batch, host, ranks, private, limit, arrangement, ram)
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -302,9 +216,10 @@ def _memory_advice(plan: MemoryPlan, ram: int | None) -> list[str]:
         fitting = int(plan.batch.batch_size * plan.limit.nbytes_free / least)
         smaller = f"a batch size of about {fitting}" if fitting else "smaller samples"
         advice.append(
-            f"{plan.num_workers} workers need at least {plan.slots} slots of {human_bytes(plan.slot_bytes)}, with all that "
-            f"belongs to it {human_bytes(least)} for {plan.local_ranks} rank(s): {human_bytes(plan.missing_bytes)} more "
-            f"than {plan.limit.where} has. Try {fewer}{smaller}, or give more memory."
+            f"{plan.num_workers} workers need at least {plan.slots} slots of {human_bytes(plan.slot_bytes)}, with all "
+            f"that belongs to it {human_bytes(least)} for {plan.local_ranks} rank(s): "
+            f"{human_bytes(plan.missing_bytes)} more than {plan.limit.where} has. Try {fewer}{smaller}, or give more "
+            "memory."
         )
     host = plan.host.binding(mount=False)
     if ram is not None and ram > host.nbytes_free:
@@ -315,8 +230,8 @@ def _memory_advice(plan: MemoryPlan, ram: int | None) -> list[str]:
     left = host.nbytes_free - plan.total_bytes
     if plan.fits and plan.page_cache_bytes > left:
         advice.append(
-            f"The pack ({human_bytes(plan.page_cache_bytes)}) is larger than the {human_bytes(max(0, left))} that are left "
-            "for the page cache: part of each epoch is read from disk, so fast storage matters more than workers."
+            f"The pack ({human_bytes(plan.page_cache_bytes)}) is larger than the {human_bytes(max(0, left))} that are "
+            "left for the page cache: part of each epoch is read from disk, so fast storage matters more than workers."
         )
     return advice
 
@@ -330,8 +245,9 @@ def _slot_advice(plan: MemoryPlan, wanted: int) -> list[str]:
         )
     if plan.batch.largest_bytes > plan.batch.batch_bytes:
         advice.append(
-            f"A shuffled epoch's batches take up to {human_bytes(plan.batch.batch_bytes)}, but the largest samples in one "
-            f"batch would take {human_bytes(plan.batch.largest_bytes)}: the arena has room for one such slot at a time."
+            f"A shuffled epoch's batches take up to {human_bytes(plan.batch.batch_bytes)}, but the largest samples in "
+            f"one batch would take {human_bytes(plan.batch.largest_bytes)}: the arena has room for one such slot at a "
+            "time."
         )
     if plan.batch.source.startswith("the largest of") and plan.data.samples > plan.batch.batch_size:
         advice.append(

@@ -2,8 +2,8 @@
 
     plan ──batches of indices──▶ child: fetch, collate, describe in shared memory ──▶ bytes per batch, private bytes
 
-The child is started the way workers are (torch's current start method), works with one thread, and ends. Private memory is what
-nobody shares: pages that a forked child has not written yet, the pack's pages and the arena count elsewhere.
+The child is started the way workers are (torch's current start method), works with one thread, and ends. Private memory
+is what nobody shares: pages that a forked child has not written yet, the pack's pages and the arena count elsewhere.
 """
 
 from __future__ import annotations
@@ -115,6 +115,9 @@ class _Maker:
             self._segment.commit(self._slot_bytes, nbytes - self._slot_bytes)
             self._slot_bytes = nbytes
 
+    def _writer(self, start: int) -> SlotWriter:
+        return SlotWriter(self._segment.memory, self._segment.address, 0, self._slot_bytes, start)
+
     def make(self, indices: list[int]) -> int:
         """Make one batch and return the bytes of the slot that it needs."""
         start = align(8 * len(indices))
@@ -130,12 +133,12 @@ class _Maker:
 
     def _fetch(self, indices: list[int], start: int) -> int:
         self._dataset.expect(len(indices))
-        writer = SlotWriter(self._segment.memory, 0, self._slot_bytes, start)
+        writer = self._writer(start)
         description = BatchDescription(self._fetcher.fetch(indices, writer), writer)
         need = align(writer.cursor) + len(pickle.dumps(description.root, pickle.HIGHEST_PROTOCOL))
         if not writer.fits():
             self._grow(need)
-            description.move_to(SlotWriter(self._segment.memory, 0, self._slot_bytes), description.save())
+            description.move_to(self._writer(0), description.save())
         description.copy_pending()
         return need
 
@@ -153,15 +156,15 @@ def _probe_main(answer: Any, recipe: Recipe, batches: Sequence[list[int]]) -> No
             needs.append(maker.make(indices))
             times.append(time.perf_counter() - start)
         answer.send(Probe(tuple(needs), maker.peak, tuple(times)))
-    except Exception as error:  # noqa: BLE001 - whatever the dataset raises is told to the caller, as by a worker
+    except Exception as error:  # noqa: BLE001 - the dataset's code
         answer.send(WorkerFailure.of(error, "in the process that measures a batch").to_bytes())
 
 
 def probe_batches(dataset: Any, batches: Sequence[list[int]], collate_fn: Callable[[list[Any]], Any]) -> Probe:
     """Make ``batches`` of a map-style dataset in a child process and return what they took.
 
-    Raises what the dataset or ``collate_fn`` raises there, WorkerDied if the child ends without a word, TimeoutError after
-    five minutes. Leaves nothing behind.
+    Raises what the dataset or ``collate_fn`` raises there, WorkerDied if the child ends without a word, TimeoutError
+    after five minutes. Leaves nothing behind.
     """
     recipe = Recipe(_DatasetKind.Map, dataset, True, collate_fn, False)
     receive, send = torch.multiprocessing.Pipe(duplex=False)

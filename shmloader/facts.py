@@ -1,0 +1,100 @@
+"""Facts about data: what is stored, what a batch of it takes. Reads lengths, makes a few batches in a child process.
+
+A pack knows all its lengths, so the heaviest batches that there can be are looked up and made, whatever the collate
+function does with them. Of other datasets some batches are made, and the largest speaks for all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .packfile import PackedDataset
+from .probe import Probe, probe_batches
+
+_PROBED = 3  # batches
+_SEED = 0x5EED  # which batches are measured is the same each time
+_EPOCH = 1 << 16  # batches of a simulated epoch are enough to see how heavy they get
+
+
+@dataclass(frozen=True, slots=True)
+class DataFacts:
+    """What is stored."""
+
+    path: str | None
+    """The pack's file, or None for another dataset."""
+    samples: int
+    file_bytes: int
+    """Of the pack's file: the page cache that it would like. 0 if there is no pack."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What one batch takes in a slot. Sizes in bytes."""
+
+    batch_size: int
+    sample_bytes: int
+    """The batch's bytes, divided by its samples."""
+    batch_bytes: int
+    """The largest batch to be expected in one shuffled epoch."""
+    largest_bytes: int
+    """The largest batch that there can be: the largest samples, all in one batch."""
+    source: str
+    """Where the sizes come from: ``'every batch is alike'``, ``'from the lengths of all samples'``, ``'the largest of n
+    batches'`` or ``'given'``."""
+
+
+def data_facts(dataset: Any) -> DataFacts:
+    if not isinstance(dataset, PackedDataset):
+        return DataFacts(None, len(dataset), 0)
+    path = os.fspath(dataset.path)
+    return DataFacts(path, len(dataset), os.stat(path).st_size)
+
+
+def ragged_sizes(dataset: Any) -> npt.NDArray[np.int64] | None:
+    """Return the bytes that the ragged fields of each sample have in a pack; None if stored lengths tell nothing.
+
+    They tell nothing of other datasets, of encoded images, and once a transform stands between pack and batch.
+    """
+    if not isinstance(dataset, PackedDataset) or dataset.transform is not None or dataset.gather.is_plain:
+        return None
+    if any(field.encoding for field in dataset.fields):
+        return None
+    everything = np.arange(len(dataset), dtype=np.int64)
+    sizes = np.zeros(len(dataset), np.int64)
+    for field in dataset.gather.fields:
+        if field.ragged:
+            row = int(np.prod(field.shape[1:], dtype=np.int64))
+            sizes += field.lengths(everything) * (row * field.itemsize)
+    return sizes if sizes.any() else None
+
+
+def measure_batches(dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any]) -> tuple[BatchFacts, int]:
+    """Measure batches: some of a shuffled epoch; of ragged packs the heaviest of that epoch and the heaviest of all."""
+    samples = len(dataset)
+    rows = min(batch_size, samples)
+    order = np.random.default_rng(_SEED).permutation(samples)
+    epoch = [order[start : start + rows] for start in range(0, samples - rows + 1, rows)][:_EPOCH]
+    sizes = ragged_sizes(dataset)
+    if sizes is None:
+        chosen = epoch[:_PROBED]
+    else:
+        heaviest = max(epoch, key=lambda indices: int(sizes[indices].sum()))
+        with_giant = max(epoch, key=lambda indices: int(sizes[indices].max()))  # what counts for padding
+        chosen = [epoch[0], heaviest, with_giant, np.argsort(sizes, kind="stable")[-rows:]]
+    probe: Probe = probe_batches(dataset, [indices.tolist() for indices in chosen], collate_fn)
+    needs = probe.batch_bytes
+    if sizes is not None:
+        expected, largest, source = max(needs[:-1]), max(needs), "from the lengths of all samples"
+    elif isinstance(dataset, PackedDataset) and dataset.transform is None and dataset.gather.is_plain:
+        expected = largest = max(needs)
+        source = "every batch is alike"
+    else:
+        expected = largest = max(needs)
+        source = f"the largest of {len(needs)} batches"
+    return BatchFacts(batch_size, expected // rows, expected, largest, source), probe.private_bytes
