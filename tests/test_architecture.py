@@ -1,7 +1,7 @@
 """The shape of the repository is a test: floors, lengths, and which module alone may know what.
 
 FLOORS is the table. A module imports only from rows below its own; a package (``packfile``, ``sources``) stands on one
-floor as a whole, and inside it there are no circles. Imports inside functions and under TYPE_CHECKING count like any other.
+floor as a whole, and inside it there are no circles. Imports inside functions and under TYPE_CHECKING count too.
 """
 
 from __future__ import annotations
