@@ -125,18 +125,23 @@ _fixed("transposed_arrays", "Fortran order is read by value.", lambda i: np.asfo
 _fixed("strided_arrays", "Negative strides fail or work as in torch.", lambda i: np.arange(6)[::-1])
 _fixed("big_endian", "Foreign byte order fails or works as in torch.", lambda i: np.arange(3, dtype=">i4"))
 _fixed("expanded", "Expanded samples are read by value.", lambda i: torch.tensor([i]).expand(4))
-_fixed("conjugated", "A lazy conjugate is resolved.", lambda i: torch.tensor([1 + 2j, i]).conj())
-_fixed("negated", "A lazily negated view is resolved.", lambda i: torch.tensor([1 + 2j, i]).conj().imag)
+_fixed("conjugated", "A lazy conjugate is resolved.", lambda i: torch.tensor([1 + 2j, i]).conj(),
+       torch_garbles=True)  # fmt: skip
+_fixed("negated", "A lazily negated view is resolved.", lambda i: torch.tensor([1 + 2j, i]).conj().imag,
+       torch_garbles=True)  # fmt: skip
 _fixed("requires_grad", "A sample that requires grad: stacked in main, an error of torch in workers.", workers=(0,),
        items=lambda i: torch.ones(2, requires_grad=True))  # fmt: skip
 _fixed("channels_last", "channels_last samples stack by value.",
        lambda i: torch.rand(1, 3, 2, 2).contiguous(memory_format=torch.channels_last)[0])  # fmt: skip
 _fixed("mixed_dtypes", "Samples of different dtype are promoted as in torch.",
-       [torch.tensor([1]), torch.tensor([1.5]), torch.tensor([2], dtype=torch.int8)])  # fmt: skip
+       [torch.tensor([1]), torch.tensor([1.5]), torch.tensor([2], dtype=torch.int8)],
+       torch_garbles=True)  # fmt: skip
 _fixed("mixed_dtypes_down", "The order does not matter.",
-       [torch.tensor([1.5], dtype=torch.half), torch.tensor([1.5], dtype=torch.double), torch.tensor([1])])  # fmt: skip
+       [torch.tensor([1.5], dtype=torch.half), torch.tensor([1.5], dtype=torch.double), torch.tensor([1])],
+       torch_garbles=True)  # fmt: skip
 _fixed("mixed_arrays", "Arrays of different dtype are promoted as in torch.",
-       [np.array([1], np.uint8), np.array([-1], np.int64), np.array([2], np.int16)])  # fmt: skip
+       [np.array([1], np.uint8), np.array([-1], np.int64), np.array([2], np.int16)],
+       torch_garbles=True)  # fmt: skip
 _fixed("mixed_numpy_scalars", "numpy scalars of several dtypes.", [np.int8(1), np.int64(2), np.int8(3)])
 _fixed("tensor_subclass", "A tensor subclass comes out as torch gives it.",
        lambda i: torch.full((2,), float(i)).as_subclass(MyTensor), workers=(0,))  # fmt: skip
@@ -175,13 +180,16 @@ _fixed("ragged", "E1: unequal shapes are one error that shows both shapes, with 
 _fixed("ragged_field", "E1: the field is named.",
        [{"image": torch.zeros(3), "label": 1}, {"image": torch.zeros(4), "label": 2}],
        our_texts=("equal size", "image", "[3]", "[4]"))  # fmt: skip
+_fixed("ragged_names", "E1: both samples are named.",
+       [torch.zeros(2) if i % 97 else torch.zeros(1) for i in range(1, 195)], batch_size=194,
+       our_texts=("[2]", "[1]", "97"))  # fmt: skip
 _fixed("ragged_arrays", "E1: unequal arrays.", [np.zeros(3), np.zeros(4)], our_texts=("[3]", "[4]"))
 _fixed("ragged_tuples", "Tuples of unequal length fail as in torch.", [(1, 2), (1, 2, 3)],
        texts=("each element in list of batch should be of equal size",))  # fmt: skip
 _fixed("missing_keys", "A key that only some samples have fails as in torch.", [{"a": 1, "b": 2}, {"a": 1}],
        texts=("b",))  # fmt: skip
 _fixed("extra_keys", "A key that only later samples have is left out, as in torch.", [{"a": 1}, {"a": 1, "b": 2}])
-_fixed("tensor_then_number", "A number among tensors fails as in torch.", [torch.tensor(1), 2])
+_fixed("tensor_then_number", "A number among tensors is an error.", [torch.tensor(1), 2], error=TypeError)
 _fixed("number_then_tensor", "A tensor among numbers as in torch.", [1, torch.tensor(2), 3])
 _fixed("string_then_number", "Strings and numbers mixed: torch keeps the list.", ["a", 1, "b"])
 _fixed("none_in_field", "A None in a field fails as in torch.", [(1, None), (2, None)], texts=("NoneType",))

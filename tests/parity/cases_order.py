@@ -29,6 +29,7 @@ from .samples import (
     Backwards,
     Batched,
     ByKey,
+    Counting,
     Fixed,
     OneShot,
     Rows,
@@ -36,6 +37,8 @@ from .samples import (
     TypeOfIndex,
     Unsized,
     WhoAmI,
+    cut,
+    widen,
 )
 
 CASES = Cases()
@@ -261,6 +264,36 @@ def a_tensor() -> Any:
 def worker_info_of_map() -> Any:
     """get_worker_info() in __getitem__: id, number, seed, dataset; batch k comes from worker k mod n in each epoch."""
     return WhoAmI(), {"batch_size": 1, "generator": _seeded()}
+
+
+@CASES.case(epochs=3, workers=(2, 3))
+def worker_info_persistent() -> Any:
+    """Persistent workers: batch k comes from worker k mod n in each epoch, 8 batches on 3 workers."""
+    return WhoAmI(), {"batch_size": 1, "persistent_workers": True}
+
+
+@CASES.case(epochs=2, workers=(2,))
+def init_fn_changes_the_dataset() -> Any:
+    """worker_init_fn gets the worker's id and may change the worker's own copy of the dataset."""
+    return Rows(8), {"batch_size": 2, "worker_init_fn": widen}
+
+
+@CASES.case(epochs=2, workers=(2,))
+def init_fn_shards_a_stream() -> Any:
+    """E3: the recipe of torch's documentation: worker_init_fn cuts the stream into shares."""
+    return Stream(10, shard=False), {"batch_size": 2, "worker_init_fn": cut}
+
+
+@CASES.case(epochs=3, workers=(0, 2))
+def counting_dataset() -> Any:
+    """What a dataset counts in itself: kept in main, new in each epoch's workers."""
+    return Counting(7), {"batch_size": 2}
+
+
+@CASES.case(epochs=3, workers=(2,))
+def counting_dataset_persistent() -> Any:
+    """C14: persistent workers keep their copy of the dataset."""
+    return Counting(7), {"batch_size": 2, "persistent_workers": True}
 
 
 class SelfShuffling:

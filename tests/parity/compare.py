@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import os
 import random
+import traceback
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -142,13 +143,13 @@ class Case:
     error: type[BaseException] | None = None
     """The class raised by the dataset: with workers, ours may raise this one where torch falls back to another."""
     texts: tuple[str, ...] = ()
-    """Must be in the text of each error, torch's and ours."""
+    """Must be in what each error tells (text, notes and cause), torch's and ours."""
     our_texts: tuple[str, ...] = ()
-    """Must be in the text of each of our errors from workers, whatever torch says."""
+    """Must be in what each of our errors from workers tells, whatever torch says."""
     torch_garbles: bool = False
     """True: torch's loader destroys such batches on their way from a worker; its run without workers is the truth."""
     free_warnings: bool = False
-    """True: only the number of warnings is compared; the texts are each loader's own."""
+    """True: each loader may warn in its own way and number."""
 
 
 @dataclass
@@ -286,10 +287,8 @@ def judge(case: Case, workers: int, theirs: Run, ours: Run) -> None:
         for place, (a, b) in enumerate(zip(left, right, strict=False)):
             _judge_step(case, workers, f"{where} step {place}", a, b)
         assert our_shape == shape, f"{where}: torch gave {len(shape)} steps {shape}, ours {len(our_shape)} {our_shape}"
-    if case.free_warnings:
-        assert len(ours.warned) == len(theirs.warned), f"warnings: torch {theirs.warned}, ours {ours.warned}"
-    else:
-        assert ours.warned == theirs.warned
+    if not case.free_warnings:
+        assert ours.warned == theirs.warned, "the warnings differ"
     assert ours.randomness == theirs.randomness, "the parent's random states differ after iterating"
 
 
@@ -312,8 +311,8 @@ def _judge_step(case: Case, workers: int, where: str, theirs: Any, ours: Any) ->
 
 def _judge_error(case: Case, workers: int, where: str, theirs: Exception, ours: Exception) -> None:
     for text in case.texts:
-        assert text in str(theirs), f"{where}: the case is wrong, torch does not say {text!r}: {theirs}"
-        assert text in str(ours), f"{where}: {text!r} is missing in {type(ours).__name__}: {ours}"
+        assert text in told(theirs), f"{where}: the case is wrong, torch does not say {text!r}: {theirs}"
+        assert text in told(ours), f"{where}: {text!r} is missing in {type(ours).__name__}: {ours}"
     if workers == 0:
         same = type(ours) is type(theirs) if case.error is None else isinstance(ours, type(theirs) | case.error)
         assert same, f"{where}: torch raises {theirs!r}, ours {ours!r}"
@@ -322,7 +321,12 @@ def _judge_error(case: Case, workers: int, where: str, theirs: Exception, ours: 
     allowed = (type(theirs),) if case.error is None else (type(theirs), case.error)
     assert isinstance(ours, allowed), f"{where}: torch raises {theirs!r}, ours {ours!r}"
     for text in () if SELF else case.our_texts:
-        assert text in str(ours), f"{where}: {text!r} is missing in {type(ours).__name__}: {ours}"
+        assert text in told(ours), f"{where}: {text!r} is missing in {type(ours).__name__}: {ours}"
+
+
+def told(error: BaseException) -> str:
+    """Return all that a user reads of an error: class, text, notes and causes."""
+    return "".join(traceback.format_exception(type(error), error, None)) + str(error)
 
 
 def compare(case: Case, workers: int, **extra: Any) -> None:

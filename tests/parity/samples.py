@@ -143,6 +143,31 @@ class DrawingStream(IterableDataset[Any]):
             yield -1 if info is None else info.id, index, torch.initial_seed(), random.random(), np.random.rand()
 
 
+class Counting(Rows):
+    """Counts its own calls."""
+
+    calls = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls += 1
+        return index, self.calls
+
+
+def widen(worker: int) -> None:
+    """worker_init_fn: change the worker's copy of ``Rows``."""
+    info = get_worker_info()
+    assert info is not None
+    assert info.id == worker
+    info.dataset.width = 5 + worker
+
+
+def cut(worker: int) -> None:
+    """worker_init_fn: leave one share of a ``Stream`` to each worker."""
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.shard = True
+
+
 class Flaky(Rows):
     """Raises ``errors[i]`` for sample i: a class and its arguments."""
 
