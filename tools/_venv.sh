@@ -24,7 +24,7 @@ _find_python() {
     fi
     for candidate; do
         # A name may be on the PATH and still not start (a version manager's shim): ask each to run.
-        found=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2], sys.executable)' 2>/dev/null) || continue
+        found=$("$candidate" -c 'import sys; print("%d.%d %s" % (sys.version_info[0], sys.version_info[1], sys.executable))' 2>/dev/null) || continue
         path=${found#* }
         if "$path" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
             printf '%s\n' "$path"
