@@ -111,15 +111,18 @@ def plan_memory(
     if ram is not None and ram <= limit.nbytes_free:
         limit = Limit("memory given to this job", ram, ram, "ram")
 
-    if num_workers is None:
-        choices = range(max(1, host.cpus.usable // ranks), 0, -1)
-    else:
-        choices = range(num_workers, num_workers - 1, -1)
-    for workers in choices:
-        arrangement = _arrange(batch, private, workers, prefetch_factor, limit.nbytes_free // ranks)
-        if arrangement.missing == 0:
-            break
+    arrangement = _choose(batch, host, private, num_workers, prefetch_factor, ranks, limit)
     return _finish(data_facts(dataset), batch, host, ranks, private, limit, arrangement, ram)
+
+
+def plan_with(plan: MemoryPlan, *, num_workers: int, prefetch_factor: int) -> MemoryPlan:
+    """Return the plan for the same facts with other workers and prefetch. Measures nothing."""
+    arrangement = _choose(
+        plan.batch, plan.host, plan.private_bytes, num_workers, prefetch_factor, plan.local_ranks, plan.limit
+    )
+    return _finish(
+        plan.data, plan.batch, plan.host, plan.local_ranks, plan.private_bytes, plan.limit, arrangement, None
+    )
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -139,6 +142,25 @@ class _Arrangement:
     used: int
     missing: int
     """Bytes that are missing for the fewest slots; 0 if it fits."""
+
+
+def _choose(
+    batch: BatchFacts,
+    host: HostLimits,
+    private: int,
+    workers: int | None,
+    prefetch: int | None,
+    ranks: int,
+    limit: Limit,
+) -> _Arrangement:
+    """Arrange the workers that were asked for, or as many as there are CPUs; of those, as many as fit."""
+    most = max(1, host.cpus.usable // ranks) if workers is None else workers
+    fewest = 1 if workers is None else workers
+    for count in range(most, fewest - 1, -1):
+        arrangement = _arrange(batch, private, count, prefetch, limit.nbytes_free // ranks)
+        if arrangement.missing == 0:
+            break
+    return arrangement
 
 
 def _arrange(batch: BatchFacts, private: int, workers: int, prefetch: int | None, available: int) -> _Arrangement:
@@ -195,7 +217,7 @@ def _finish(
         slot_bytes=chosen.slot_bytes,
         arena_bytes=chosen.arena,
         arena_used_bytes=chosen.used,
-        private_bytes=private if chosen.workers else 0,
+        private_bytes=private,
         page_cache_bytes=data.file_bytes,
         total_bytes=total,
         backing="posix" if in_mount else "memfd",
@@ -213,8 +235,9 @@ def _memory_advice(plan: MemoryPlan, ram: int | None) -> list[str]:
     if not plan.fits:
         least = plan.limit.nbytes_free + plan.missing_bytes
         fewer = "fewer workers, " if plan.num_workers > 1 else ""
-        fitting = int(plan.batch.batch_size * plan.limit.nbytes_free / least)
-        smaller = f"a batch size of about {fitting}" if fitting else "smaller samples"
+        slots = plan.local_ranks * plan.slots * plan.slot_bytes  # the only part that a smaller batch makes smaller
+        fitting = int(plan.batch.batch_size * (1 - plan.missing_bytes / slots)) if plan.missing_bytes < slots else 0
+        smaller = f"a batch size of about {fitting}" if fitting else "another host"
         advice.append(
             f"{plan.num_workers} workers need at least {plan.slots} slots of {human_bytes(plan.slot_bytes)}, with all "
             f"that belongs to it {human_bytes(least)} for {plan.local_ranks} rank(s): "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,9 +102,8 @@ class _Maker:
         self.peak = 0
         kind = _WatchedMany if getattr(recipe.dataset, "__getitems__", None) else _Watched
         self._dataset = kind(recipe.dataset, self.look)
-        self._fetcher = Fetcher(
-            Recipe(recipe.dataset_kind, self._dataset, recipe.auto_collation, recipe.collate_fn, recipe.drop_last)
-        )
+        watched = replace(recipe, dataset=self._dataset)
+        self._fetcher = Fetcher(watched, in_worker=True, redirecting=False)
 
     def look(self) -> None:
         self.peak = max(self.peak, private_bytes())
