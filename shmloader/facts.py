@@ -44,9 +44,11 @@ class BatchFacts:
     """The largest batch to be expected in one shuffled epoch."""
     largest_bytes: int
     """The largest batch that there can be: the largest samples, all in one batch."""
+    certain: bool
+    """Whether ``largest_bytes`` is a fact; else batches differed, and it is the largest one seen and an eighth more."""
     source: str
-    """Where the sizes come from: ``'every batch is alike'``, ``'from the lengths of all samples'``, ``'the largest of n
-    batches'`` or ``'given'``."""
+    """Where the sizes come from: ``'every batch is alike'``, ``'from the lengths of all samples'``, ``'as were n
+    batches that were made'``, ``'the largest of n batches'`` or ``'given'``."""
 
 
 def data_facts(dataset: Any) -> DataFacts:
@@ -89,12 +91,15 @@ def measure_batches(dataset: Any, batch_size: int, collate_fn: Callable[[list[An
         chosen = [epoch[0], heaviest, with_giant, np.argsort(sizes, kind="stable")[-rows:]]
     probe: Probe = probe_batches(dataset, [indices.tolist() for indices in chosen], collate_fn)
     needs = probe.batch_bytes
+    expected = largest = max(needs)
+    certain = True
     if sizes is not None:
-        expected, largest, source = max(needs[:-1]), max(needs), "from the lengths of all samples"
+        expected, source = max(needs[:-1]), "from the lengths of all samples"
     elif isinstance(dataset, PackedDataset) and dataset.transform is None and dataset.gather.is_plain:
-        expected = largest = max(needs)
         source = "every batch is alike"
+    elif min(needs) == max(needs):
+        source, certain = f"as were {len(needs)} batches that were made", len(needs) == len(epoch)
     else:
-        expected = largest = max(needs)
-        source = f"the largest of {len(needs)} batches"
-    return BatchFacts(batch_size, expected // rows, expected, largest, source), probe.private_bytes
+        source, certain = f"the largest of {len(needs)} batches", False
+        largest += largest // 8
+    return BatchFacts(batch_size, expected // rows, expected, largest, certain, source), probe.private_bytes

@@ -106,7 +106,7 @@ def plan_memory(
         batch, private = measure_batches(dataset, batch_size, default_collate if collate_fn is None else collate_fn)
     else:
         nbytes = batch_size * (sample_bytes + 8)  # an index per sample travels in the slot
-        batch, private = BatchFacts(batch_size, sample_bytes, nbytes, nbytes, "given"), ASSUMED_PRIVATE
+        batch, private = BatchFacts(batch_size, sample_bytes, nbytes, nbytes, True, "given"), ASSUMED_PRIVATE
     limit = host.binding(mount=False)
     if ram is not None and ram <= limit.nbytes_free:
         limit = Limit("memory given to this job", ram, ram, "ram")
@@ -166,11 +166,13 @@ def _choose(
 def _arrange(batch: BatchFacts, private: int, workers: int, prefetch: int | None, available: int) -> _Arrangement:
     """Fit slots into what one rank may have."""
     wanted, minimum = slots_wanted(workers, prefetch), slots_minimum(workers)
-    # Set aside: one slot may have to hold the largest batch; the workers' message rings; rounding to a readable number.
+    # Set aside: one slot may have to hold the largest batch (or all, where that is not known for sure); the workers'
+    # message rings; a page per slot, which it has before the first batch tells the size; rounding to a readable number.
     unit = 1 << 20 if batch.batch_bytes * wanted >= 1 << 24 else 1 << 16
-    giant = batch.largest_bytes - batch.batch_bytes
+    giant = (batch.largest_bytes - batch.batch_bytes) * (1 if batch.certain else wanted)
     rings = (1 + 2 * workers * ((prefetch or DEFAULT_PREFETCH) + 4)) * 64 + 4096
-    aside = workers * private + giant + rings + unit
+    start = wanted * 4096
+    aside = workers * private + giant + rings + start + unit
     try:
         plan = plan_arena(
             slot_bytes=batch.batch_bytes,
@@ -184,7 +186,7 @@ def _arrange(batch: BatchFacts, private: int, workers: int, prefetch: int | None
     except SharedMemoryFull as full:
         slots, slot_bytes, missing = minimum, full.wanted // minimum, full.wanted + aside - available
     used = slots * slot_bytes + rings
-    arena = -(-(used + giant) // unit) * unit
+    arena = -(-(used + giant + start) // unit) * unit
     if workers:
         prefetch = min(prefetch or DEFAULT_PREFETCH, max(1, (slots - 2) // workers))
     return _Arrangement(
@@ -266,16 +268,16 @@ def _slot_advice(plan: MemoryPlan, wanted: int) -> list[str]:
             f"{plan.slots} slots instead of {wanted} fit into {plan.limit.where}: workers may wait for a free slot; "
             f"{human_bytes(plan.local_ranks * (wanted - plan.slots) * plan.slot_bytes)} more would end that."
         )
-    if plan.batch.largest_bytes > plan.batch.batch_bytes:
+    if plan.batch.certain and plan.batch.largest_bytes > plan.batch.batch_bytes:
         advice.append(
             f"A shuffled epoch's batches take up to {human_bytes(plan.batch.batch_bytes)}, but the largest samples in "
             f"one batch would take {human_bytes(plan.batch.largest_bytes)}: the arena has room for one such slot at a "
             "time."
         )
-    if plan.batch.source.startswith("the largest of") and plan.data.samples > plan.batch.batch_size:
+    if not plan.batch.certain:
         advice.append(
-            f"The batch's size is {plan.batch.source}; if samples differ much, add what the largest may need to "
-            "arena_bytes."
+            "The largest batch is not known, since only a few were made: if samples differ much, add what the largest "
+            "may need to arena_bytes."
         )
     return advice
 

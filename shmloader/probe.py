@@ -114,9 +114,6 @@ class _Maker:
             self._segment.commit(self._slot_bytes, nbytes - self._slot_bytes)
             self._slot_bytes = nbytes
 
-    def _writer(self, start: int) -> SlotWriter:
-        return SlotWriter(self._segment.memory, self._segment.address, 0, self._slot_bytes, start)
-
     def make(self, indices: list[int]) -> int:
         """Make one batch and return the bytes of the slot that it needs."""
         start = align(8 * len(indices))
@@ -131,15 +128,15 @@ class _Maker:
         return need
 
     def _fetch(self, indices: list[int], start: int) -> int:
-        self._dataset.expect(len(indices))
-        writer = self._writer(start)
-        description = BatchDescription(self._fetcher.fetch(indices, writer), writer)
-        need = align(writer.cursor) + len(pickle.dumps(description.root, pickle.HIGHEST_PROTOCOL))
-        if not writer.fits():
+        while True:
+            self._dataset.expect(len(indices))
+            writer = SlotWriter(self._segment.memory, self._segment.address, 0, self._slot_bytes, start)
+            description = BatchDescription(self._fetcher.fetch(indices, writer), writer)
+            need = align(writer.cursor) + len(pickle.dumps(description.root, pickle.HIGHEST_PROTOCOL))
+            if need <= self._slot_bytes:
+                description.copy_pending()
+                return need
             self._grow(need)
-            description.move_to(self._writer(0), description.save())
-        description.copy_pending()
-        return need
 
 
 def _probe_main(answer: Any, recipe: Recipe, batches: Sequence[list[int]]) -> None:
