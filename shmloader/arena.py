@@ -6,6 +6,7 @@
        ├───────────── reclaim ───────────┘                 │
        └───────────── give_back (its last view is gone) ───┘
       FREE ── retire ──▶ RETIRED (its pages went back to the system)
+      GRANTED, READY ── quarantine ──▶ QUARANTINED ── release ──▶ FREE (once the worker that still looks at it has ended)
 
 Rule 1: every move is in MOVES; nothing outside this file writes a state.
 Rule 2: a slot in GRANTED has one writer, the worker that holds the ticket; the main process makes all moves. It reclaims a
@@ -19,6 +20,7 @@ Rule 4: the cap counts committed bytes, over all arenas that share it. A slot ma
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -35,6 +37,7 @@ from .segment import PAGE, Segment, round_up
 
 # A slot's states are plain strings: they are compared and hashed at C speed, several times a batch.
 FREE, GRANTED, READY, LENT, RETIRED = "free", "granted", "ready", "lent", "retired"
+QUARANTINED = "quarantined"
 
 MOVES: dict[tuple[str, str], str] = {
     (FREE, "grant"): GRANTED,
@@ -44,6 +47,9 @@ MOVES: dict[tuple[str, str], str] = {
     (READY, "reclaim"): FREE,
     (LENT, "give_back"): FREE,
     (FREE, "retire"): RETIRED,
+    (GRANTED, "quarantine"): QUARANTINED,
+    (READY, "quarantine"): QUARANTINED,
+    (QUARANTINED, "release"): FREE,
 }
 
 
@@ -151,6 +157,7 @@ class Arena:
         self._free: list[Slot] = []  # last in, first out: the slot whose pages are warmest
         self._returned: deque[Slot] = deque()
         self._lent = 0
+        self._quarantined = 0
         self._peak_lent = 0
         self._made = 0
         self._lock = threading.Lock()
@@ -235,8 +242,7 @@ class Arena:
     def _make(self, nbytes: int) -> Slot | None:
         """Make a FREE slot, in place of smaller free ones where the count or the cap asks for it."""
         nbytes = round_up(nbytes)
-        most = self.slots_wanted + (self._lent if self.grow_for_kept else 0)
-        if len(self._slots) >= most:
+        if len(self._slots) >= self._most():
             if not self._free:
                 return None
             self._retire(min(self._free, key=lambda slot: slot.nbytes))
@@ -286,6 +292,21 @@ class Arena:
             slot.move("reclaim")
             self._free.append(slot)
 
+    def quarantine(self, slot: Slot) -> None:
+        """Never write this slot again while its worker lives: code in there kept a view of it."""
+        with self._lock:
+            slot.move("quarantine")
+            self._quarantined += 1
+
+    def release_quarantined(self) -> None:
+        """Take all quarantined slots back; the workers that look at them have ended."""
+        with self._lock:
+            for slot in self._slots.values():
+                if slot.state == QUARANTINED:
+                    slot.move("release")
+                    self._free.append(slot)
+            self._quarantined = 0
+
     def lend(self, slot: Slot, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Lend bytes ``[start, stop)`` of a READY slot: returns the uint8 array that is the lease. Never copies.
 
@@ -302,18 +323,26 @@ class Arena:
 
     def circulating(self) -> int:
         """Return how many slots are not in the user's hands."""
-        return len(self._slots) - self._lent
+        return len(self._slots) - self._lent - self._quarantined
+
+    def _most(self) -> int:
+        return self.slots_wanted + self._quarantined + (self._lent if self.grow_for_kept else 0)
 
     def could_grow(self) -> bool:
         """Whether one more slot could be made now without taking anything from anybody."""
         room = self.cap.room()
-        most = self.slots_wanted + (self._lent if self.grow_for_kept else 0)
-        return len(self._slots) < most and (room is None or room >= max(self.slot_bytes, PAGE))
+        return len(self._slots) < self._most() and (room is None or room >= max(self.slot_bytes, PAGE))
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give all memory back that no view looks at. Lent batches stay right until their last view is gone. Idempotent."""
+        """Give all memory back that no view looks at. Lent batches stay right until their last view is gone. Idempotent.
+
+        A forked child of the owner only lets go of its own handle.
+        """
+        if os.getpid() != self.segment.owner_pid:
+            self.segment.close()
+            return
         with self._lock:
             if self.segment.closed:
                 return

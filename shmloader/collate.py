@@ -86,33 +86,43 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def in_place_collate_map(writer_of: Callable[[], SlotWriter]) -> CollateMap:
+def _one_dtype(batch: list[torch.Tensor]) -> bool:
+    dtype = batch[0].dtype
+    try:
+        return all([tensor.dtype is dtype for tensor in batch])
+    except AttributeError:  # not tensors all of them: torch.stack says so
+        return False
+
+
+def in_place_collate_map(writer_of: Callable[[], SlotWriter | None]) -> CollateMap:
     """Return torch's table of collate functions with those for tensors and numbers writing into the current slot.
 
-    ``writer_of`` returns the writer of the batch at hand. All rules (which types, which containers, which errors) stay torch's;
-    functions that a user registered in ``torch.utils.data._utils.collate.default_collate_fn_map`` stay his.
+    ``writer_of`` returns the writer of the batch at hand, or None outside of a batch. All rules (which types, which containers,
+    which errors) stay torch's; functions that a user registered in ``default_collate_fn_map`` stay his. Tensors of unequal
+    dtypes become the dtype that holds them all, as with torch's num_workers=0; its workers would cut them to the first's.
     """
     stock = dict(default_collate_fn_map)
     stack_stock = stock[torch.Tensor]
 
     def collate_tensors(batch: list[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> Any:
-        first = batch[0]
-        if is_plain(first) and not first.requires_grad:
-            out = writer_of().empty(first.dtype, (len(batch), *first.shape))
+        first, writer = batch[0], writer_of()
+        if writer is None or not is_plain(first) or first.requires_grad:
+            return stack_stock(batch, collate_fn_map=collate_fn_map)
+        if _one_dtype(batch):
+            out = writer.empty(first.dtype, (len(batch), *first.shape))
             if out is not None:
                 try:
                     return torch.stack(batch, 0, out=out)
                 except RuntimeError:
                     pass  # unequal shapes, or a gradient further down: the plain call says so in torch's own words
-            return torch.stack(batch, 0)
-        return stack_stock(batch, collate_fn_map=collate_fn_map)
+        return torch.stack(batch, 0)
 
     def moved(stock_fn: Callable[..., Any]) -> Callable[..., Any]:
         def collate_numbers(batch: Any, *, collate_fn_map: CollateMap | None = None) -> Any:
-            made = stock_fn(batch, collate_fn_map=collate_fn_map)
-            if not isinstance(made, torch.Tensor):
+            made, writer = stock_fn(batch, collate_fn_map=collate_fn_map), writer_of()
+            if writer is None or not isinstance(made, torch.Tensor):
                 return made
-            out = writer_of().empty(made.dtype, tuple(made.shape))
+            out = writer.empty(made.dtype, tuple(made.shape))
             return made if out is None else out.copy_(made)
 
         return collate_numbers

@@ -77,6 +77,14 @@ class Delivery:
         self.count_copy()
         return base
 
+    def deliver_kept(self, slot: Slot, build: Build, used: int) -> Any:
+        """Return the batch of a READY slot at which its worker still looks: as a copy. The slot is not used any more."""
+        self._counters.batches += 1
+        self._counters.payload_bytes += used
+        base = self._arena.segment.memory[slot.offset : slot.offset + used].copy()
+        self._arena.quarantine(slot)
+        return build(base)
+
     def count_copy(self) -> None:
         """Count a batch that is a copy; warn at the first one of this pass."""
         self._counters.copied_out += 1

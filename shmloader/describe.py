@@ -29,6 +29,7 @@ from .layout import (
     ValuesNode,
 )
 
+_NOTHING = np.empty(0, np.uint8)
 _IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes))
 _DEEPEST = 32
 """Containers nested deeper than this, or in themselves, are left to pickle."""
@@ -78,8 +79,8 @@ class _Lifter(pickle.Pickler):
 class BatchDescription:
     """The description of one finished batch (``root``) and the copies that it still needs.
 
-    After construction ``writer.cursor`` is the end of the payload, inside the slot or not. If it fits, ``copy_pending`` does the
-    copies. If not, ``save`` takes what was born in the slot to the heap, so that ``move_to`` can go on in another slot.
+    ``end`` is the end of the payload, inside the slot or not. If it fits, ``copy_pending`` does the copies. If not, what was
+    born in the slot (``born_until``) is saved, and ``move_to`` goes on in another slot.
     """
 
     def __init__(self, batch: Any, writer: SlotWriter) -> None:
@@ -87,12 +88,14 @@ class BatchDescription:
         self._start = writer.cursor
         self._pending: list[tuple[int, torch.Tensor | list[torch.Tensor] | npt.NDArray[Any], Node]] = []
         self._known: dict[int, TensorLeaf] = {}
-        self._alive: list[torch.Tensor] = []
+        self._alive: list[Any] = []
+        self._arrived: set[int] = set()
         self.copied_bytes = 0
         """Bytes that were not born in the slot."""
         self.has_values = False
         """Whether the description carries values of the batch: then equal descriptions need not be the same."""
         self.root = self._node(batch, 0)
+        self.end = writer.cursor
 
     # describe
 
@@ -101,6 +104,7 @@ class BatchDescription:
         if kind is torch.Tensor:
             born = self.writer.born.get(id(value))
             if born is not None and not value.requires_grad:
+                self._arrived.add(id(value))
                 return born[1]
             leaf = self.tensor(value)
             if leaf is not None:
@@ -157,9 +161,19 @@ class BatchDescription:
                 self.copied_bytes += extent * tensor.element_size()
             else:
                 leaf = TensorLeaf(tensor.dtype, shape, stride, offset, extent, tensor.requires_grad)
+                self._arrived.update(self._makers(tensor))
         self._known[id(tensor)] = leaf
         self._alive.append(tensor)
         return leaf
+
+    def _makers(self, tensor: torch.Tensor) -> list[int]:
+        """Return the ids of the tensors born in the slot whose memory this one is a view of."""
+        pointer = tensor.data_ptr()
+        return [
+            name
+            for name, (made, leaf) in self.writer.born.items()
+            if made.data_ptr() <= pointer < made.data_ptr() + leaf.extent * leaf.dtype.itemsize
+        ]
 
     @staticmethod
     def _compact(
@@ -244,13 +258,24 @@ class BatchDescription:
                 view = flat.view(source.shape) if leaf.stride is None else flat.as_strided(source.shape, leaf.stride)
                 view.copy_(source.detach())
 
-    def save(self) -> Memory:
-        """Return a heap copy of what was born in the slot, before the slot is given up."""
-        stop = min(self._start, self.writer.nbytes)
-        return self.writer.memory[self.writer.origin : self.writer.origin + stop].copy()
+    def arrived(self, tensor: torch.Tensor) -> bool:
+        """Whether this very tensor is part of the batch and was born in the slot."""
+        return id(tensor) in self._arrived
 
-    def move_to(self, writer: SlotWriter, saved: Memory) -> None:
-        """Go on in another, larger slot: put back what ``save`` took; ``copy_pending`` then writes there."""
-        writer.memory[writer.origin : writer.origin + len(saved)] = saved
-        writer.cursor = self.writer.cursor
+    def leave(self) -> None:
+        """Let go of the batch itself and of the slot. What is left are the copies that are pending; see ``move_to``."""
+        self._known.clear()
+        self._alive = [source for _, source, _ in self._pending]
+        self._arrived.clear()
+        self.writer = SlotWriter(_NOTHING, 0, 0, 0, self.end)
+
+    def move_to(self, writer: SlotWriter, saved: Memory | None = None) -> None:
+        """Go on in a slot: the same one, or a larger one that gets what ``saved_from`` took from the first."""
+        if saved is not None:
+            writer.memory[writer.origin : writer.origin + len(saved)] = saved
+        writer.cursor = self.end
         self.writer = writer
+
+    def born_until(self) -> int:
+        """Return the offset behind the last byte that was born in the slot."""
+        return self._start

@@ -225,6 +225,37 @@ class UnknownSource(SourceError):
         return f"{self.path}: {self.why}; looked for {', or '.join(self.looked_for)}"
 
 
+class UnequalSamples(DataError, RuntimeError):
+    """Samples of one batch have different shapes, and the default collate can only stack equal ones."""
+
+    hint = (
+        "make them equal in the dataset (resize, crop, pad), or collate them with shmloader.collate_list, "
+        "shmloader.collate_padded or shmloader.collate_jagged as collate_fn"
+    )
+
+    def __init__(
+        self,
+        reason: str,
+        field: str,
+        index: object,
+        shape: tuple[int, ...],
+        other_index: object,
+        other_shape: tuple[int, ...],
+        are_dataset_indices: bool = True,
+    ) -> None:
+        super().__init__(reason, field, index, shape, other_index, other_shape, are_dataset_indices)
+        self.reason, self.field = reason, field
+        self.index, self.shape, self.other_index, self.other_shape = index, shape, other_index, other_shape
+        self.are_dataset_indices = are_dataset_indices
+
+    def _sentence(self) -> str:
+        what = "dataset index" if self.are_dataset_indices else "place in the batch"
+        return (
+            f"{self.reason}\n{self.field} has shape {list(self.shape)} at {what} {self.index!r} but "
+            f"{list(self.other_shape)} at {what} {self.other_index!r}"
+        )
+
+
 class DeviceTensor(DataError, RuntimeError):
     """A worker's batch holds a tensor that is not in CPU memory."""
 
@@ -298,9 +329,8 @@ class WorkerTimeout(WorkerError):
             f"DataLoader timed out after {self.timeout_s:g} seconds: worker {self.worker} (pid {self.pid}) is still "
             f"working on indices [{shown}]"
         )
+        text += "; raise timeout=, or look at why these samples take so long"
         return f"{text}\nPython stack of the worker:\n{self.stack}" if self.stack else text
-
-    hint = "raise timeout=, or look at why these samples take so long"
 
 
 # --- the caller asked for something that cannot be --------------------------------------------------------------------

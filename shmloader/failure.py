@@ -84,3 +84,17 @@ class WorkerFailure(Exception):
                 raise original from RuntimeError(message)
             raise RuntimeError(message) from None
         raise AssertionError("unreachable")
+
+
+def find_unpicklable(**arguments: Any) -> str | None:
+    """Return the name of the first argument that cannot be pickled, with the attribute of it where one is to blame.
+
+    ``None`` if each can (or only while a process is being started, as locks and queues).
+    """
+    for name, value in arguments.items():
+        if _dumps(value) is None:
+            for attribute, part in getattr(value, "__dict__", {}).items():
+                if _dumps(part) is None:
+                    return f"{name} (its attribute {attribute!r}, a {type(part).__name__})"
+            return f"{name} (a {type(value).__name__})"
+    return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import multiprocessing.reduction as reduction
 import os
+import select
 import signal
 from typing import Any
 
@@ -36,11 +37,18 @@ class LifeLine:
         return cls(read_fd), write_fd
 
     def arm(self) -> None:
-        """From now on the kernel kills this process when the other end closes. For the worker only."""
+        """From now on the kernel kills this process when the other end closes. For the worker only.
+
+        Ends the process at once if the other end is closed already: arm first, look second, so that there is no gap.
+        """
         fcntl.fcntl(self.fd, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGKILL)
         flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
         fcntl.fcntl(self.fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+        poll = select.poll()
+        poll.register(self.fd, 0)  # a closed other end is always told
+        if poll.poll(0):
+            os._exit(0)
 
     def disarm(self) -> None:
         """Undo ``arm``, before the worker leaves in peace."""

@@ -44,6 +44,9 @@ VOID = 15
 RESUMED = 16
 """Answer to RESUME."""
 
+KEPT = 1 << 8
+"""Added to BATCH, NEED or FAILED: the worker's own code still looks at the slot, so it must never be written again."""
+
 # How a ticket's indices lie at the beginning of its slot.
 INT64 = 1
 """As ``count`` int64 numbers."""
@@ -85,7 +88,7 @@ class Reply(NamedTuple):
     layout_bytes: int
     """Where the pickled layout (or error) lies in the slot; 0 bytes: it was sent before."""
     need: int
-    """NEED: bytes that the batch needs. BATCH: bytes of the slot that are in use. Bit 62 is KEPT."""
+    """NEED: bytes that the batch needs. BATCH: bytes of the slot that are in use."""
     copied: int
     """Bytes of the batch that were not born in the slot."""
 

@@ -135,7 +135,7 @@ class InProcessPass(Pass):
         recipe = self._recipe()
         self._plan = plan
         self._in_place = recipe.default_collation
-        self._fetcher = Fetcher(recipe)
+        self._fetcher = Fetcher(recipe, redirecting=False)
         self._gatherer = Gatherer.of(recipe, arena.segment.memory)
         self._delivery = Delivery(arena, counters, keep_back=0)
         self._builds: dict[int, Build] = {}
@@ -206,12 +206,13 @@ class InProcessPass(Pass):
             description = BatchDescription(batch, writer)
         except Exception:  # noqa: BLE001 - pickling runs user code; a batch that cannot be described stays as it is
             return batch
-        lease = self._lease(writer.cursor)
+        saved = writer.memory[: description.born_until()].copy()
+        lease = self._lease(description.end)
         if lease is None:
             return batch
         slot, base = lease
         writer = SlotWriter(base, self._arena.segment.address + slot.offset, 0, len(base))
-        description.move_to(writer, description.save())
+        description.move_to(writer, saved)
         description.copy_pending()
         return compile_layout(description.root)(base)
 

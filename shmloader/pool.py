@@ -5,7 +5,12 @@
 ``stop`` is the one place that tears everything down. It runs once, whoever asks for it: the iterator at its end, ``close()``,
 garbage collection, or the interpreter's exit. It never waits longer than a second or so, whatever the workers do.
 
-Descriptors per worker in the main process: two bells, one life line, one process sentinel; constant, whatever is sent.
+Descriptors in the main process: per worker two bells, a life line and a process sentinel, and two per pool; constant,
+whatever is sent. The control block in the segment:
+
+    ┌─────────┬───────────────┬──────────────────┬──────────────────┬─ ─
+    │ epoch   │ who listens   │ tickets worker 0 │ replies worker 0 │
+    └─────────┴───────────────┴──────────────────┴──────────────────┴─ ─
 """
 
 from __future__ import annotations
@@ -15,7 +20,6 @@ import os
 import pickle
 import select
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +30,10 @@ from .arena import Arena
 from .doorbell import Doorbell
 from .fetch import Recipe
 from .lifeline import LifeLine
+from .failure import find_unpicklable
 from .mailbox import MESSAGE_BYTES, STOP, Inbox, Outbox, Ticket
 from .segment import round_up
+from .witness import Witness
 from .worker import WorkerOrders, worker_main
 
 GRACE_S = 0.7
@@ -59,7 +65,8 @@ class Pool:
         self.processes: list[Any] = []
         self._capacity = prefetch_factor + 4  # and an answer to NEED, RESUME, STOP, and one to spare
         self._ring_bytes = self._capacity * MESSAGE_BYTES
-        self._control_bytes = round_up(MESSAGE_BYTES + 2 * num_workers * self._ring_bytes)
+        self._rings_at = MESSAGE_BYTES + round_up(num_workers, MESSAGE_BYTES)
+        self._control_bytes = round_up(self._rings_at + 2 * num_workers * self._ring_bytes)
         self._control_at = arena.take_piece(self._control_bytes)
         self._owner_pid = os.getpid()
         self._stopped = False
@@ -68,6 +75,7 @@ class Pool:
         self._sentinels: list[tuple[int]] = []
         memory = arena.segment.memory
         memory[self._control_at : self._control_at + self._control_bytes] = 0
+        self.witness = Witness(arena.segment, self._control_at + MESSAGE_BYTES)
         self._epoch = memory[self._control_at : self._control_at + 8].view(np.int64)
         self.outboxes: list[Outbox] = []
         self.inboxes: list[Inbox] = []
@@ -92,7 +100,7 @@ class Pool:
         self._bells += (ticket_bell, reply_bell)
         line, write_end = LifeLine.create()
         self._lines.append(write_end)
-        tickets_at = self._control_at + MESSAGE_BYTES + 2 * worker * self._ring_bytes
+        tickets_at = self._control_at + self._rings_at + 2 * worker * self._ring_bytes
         replies_at = tickets_at + self._ring_bytes
         if context is None:
             context = torch.multiprocessing
@@ -111,22 +119,22 @@ class Pool:
             ticket_bell=ticket_bell,
             reply_bell=reply_bell,
             life_line=line,
+            witness=self.witness.end,
             epoch_at=self._control_at,
-            parent_pid=os.getpid(),
             inherited_fds=tuple(self._lines) if forks else (),
         )
         process = context.Process(target=worker_main, args=(orders,), daemon=True)
         try:
             process.start()
-        except (TypeError, AttributeError, pickle.PicklingError):
-            warnings.warn(
-                "Got pickle error when attempting to start a worker Process. This might be because the worker Process "
-                "arguments are not picklable. Python 3.14+ changed the multiprocessing start method in non-Mac POSIX "
-                "platforms to 'forkserver', which requires the worker Process arguments to be picklable. You can also "
-                "try multiprocessing.set_start_method('fork').",
-                stacklevel=2,
-            )
-            raise
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            culprit = find_unpicklable(dataset=recipe.dataset, collate_fn=recipe.collate_fn, worker_init_fn=worker_init_fn)
+            if culprit is None:
+                raise
+            raise type(error)(
+                f"{error}; start method {context.get_start_method()!r} sends the loader's arguments to its workers by "
+                f"pickle, and {culprit} cannot be pickled: make it a function or class at the top of a module, or use "
+                "multiprocessing_context='fork'"
+            ) from error
         finally:
             line.close()
         self.processes.append(process)
@@ -178,6 +186,7 @@ class Pool:
             bell.close()
         for fd in self._lines:
             os.close(fd)
+        self.witness.close()
         self.outboxes.clear()
         self.inboxes.clear()
         del self._epoch

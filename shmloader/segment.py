@@ -150,7 +150,12 @@ class Segment:
         self.committed += nbytes
 
     def decommit(self, offset: int, nbytes: int) -> None:
-        """Give the pages of a committed part back to the system at once. The range stays reserved."""
+        """Give the pages of a committed part back to the system at once. The range stays reserved.
+
+        Only for the process that created the segment: the pages are those of all who map it.
+        """
+        if os.getpid() != self.owner_pid:
+            raise ValueError(f"process {os.getpid()} cannot give back memory of process {self.owner_pid}")
         self._advise(mmap.MADV_REMOVE, offset, nbytes)
         self.committed -= nbytes
 

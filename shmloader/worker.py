@@ -14,6 +14,7 @@ import itertools
 import os
 import pickle
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.graph_settings import apply_random_seed
 
@@ -48,15 +50,17 @@ from .mailbox import (
     STOP,
     VOID,
     WORK,
+    KEPT,
     Inbox,
     Outbox,
     Reply,
     Ticket,
 )
 from .segment import Segment
+from .witness import WitnessEnd
 
 IDLE_S = 1.0
-"""Seconds after which an idle worker looks whether its parent is still the one that started it."""
+"""Longest sleep of an idle worker; a ticket or the end of the life line wakes it long before."""
 _LAYOUTS = 64
 """Layouts that a worker gives a number to; batches of still other layouts carry theirs each time."""
 
@@ -83,9 +87,9 @@ class WorkerOrders:
     ticket_bell: Doorbell
     reply_bell: Doorbell
     life_line: LifeLine
+    witness: WitnessEnd
     epoch_at: int
     """Offset of the number of the current epoch: tickets of earlier ones are void."""
-    parent_pid: int
     inherited_fds: tuple[int, ...]
     """Write ends of life lines that a forked worker inherited and must not hold."""
 
@@ -128,6 +132,7 @@ class Worker:
         for fd in orders.inherited_fds:
             os.close(fd)
         orders.life_line.arm()
+        orders.witness.enlist(orders.worker)
         try:
             self._set_up()
             while True:
@@ -171,11 +176,20 @@ class Worker:
 
     def _prepare(self) -> None:
         self._gatherer = Gatherer.of(self._recipe, self._memory)
-        self._fetcher = Fetcher(self._recipe)
+        if self._fetcher is None:
+            self._fetcher = Fetcher(self._recipe, redirecting=True)
+            # Where the user's own code calls default_collate in this worker, its results are born in the slot too.
+            default_collate_fn_map.update(self._fetcher.table)
+        else:
+            self._fetcher.renew()
         self._exhausted = False
 
     def _resume(self, ticket: Ticket) -> None:
         """Begin a new epoch with the same dataset copy and the same random state, as torch's persistent workers do."""
+        # Replies of the last epoch may have been dropped unread, and the layouts in them with their numbers.
+        self._layout_numbers.clear()
+        self._row_layout_numbers.clear()
+        self._seen.clear()
         if isinstance(self._recipe.dataset, IterDataPipe):
             self._seeded(self._recipe.dataset, ticket.index_count)
         if self._broken is None:
@@ -197,7 +211,7 @@ class Worker:
                 if message[0] == STOP:
                     raise _Left
                 return Ticket(*message)
-            if line in self._inbox.bell.wait(IDLE_S, (line,)) or os.getppid() != self._orders.parent_pid:
+            if line in self._inbox.bell.wait(IDLE_S, (line,)):
                 raise _Left
 
     # --- one batch -----------------------------------------------------------------------------------------------------
@@ -219,25 +233,42 @@ class Worker:
 
     def _make(self, ticket: Ticket) -> None:
         """Make one batch, or report why not. Raises _Refused if the slot was too small and there is no other."""
+        if self._broken is None and self._gatherer is not None and ticket.index_kind == INT64:
+            failure = self._guarded(self._gather, self._gatherer, ticket)
+            if failure is not None:
+                self._send_failure(ticket, failure, 0)
+            return
+        indices, start = self._indices(ticket)
+        memory = self._memory[ticket.offset : ticket.offset + ticket.nbytes]
+        writer = SlotWriter(memory, self._address + ticket.offset, 0, ticket.nbytes, start)
+        made = self._guarded(self._fetch, indices, writer)
+        if made is None:
+            self._exhausted = True
+            self._answer(ticket, EXHAUSTED)
+            return
+        # The batch is gone, its bytes are not. If something else still looks at them, this slot is not ours any more.
+        alive = weakref.ref(memory)
+        del memory, writer
+        kept = 0 if alive() is None else KEPT
+        if kept and self._fetcher is not None:
+            self._fetcher.stop_redirecting()
+        if isinstance(made, BatchDescription):
+            self._publish(ticket, made, kept)
+        else:
+            self._send_failure(ticket, made, kept)
+
+    def _guarded(self, make: Callable[..., Any], *args: Any) -> Any:
+        """Return what ``make`` returns, or the WorkerFailure that it raised; None for the end of an iterable dataset."""
         try:
             if self._broken is not None:
-                raise self._broken
-            if self._gatherer is not None and ticket.index_kind == INT64:
-                self._gather(self._gatherer, ticket)
-            else:
-                self._fetch(ticket)
-        except (_Left, _Refused):
-            raise
-        except WorkerFailure as failure:
-            self._send_failure(ticket, failure)
-        except (KeyboardInterrupt, SystemExit):
+                return self._broken
+            return make(*args)
+        except (_Left, _Refused, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
             if isinstance(error, StopIteration) and self._recipe.dataset_kind == _DatasetKind.Iterable:
-                self._exhausted = True
-                self._answer(ticket, EXHAUSTED)
-                return
-            self._send_failure(ticket, WorkerFailure.of(error, self._where()))
+                return None
+            return WorkerFailure.of(error, self._where())
 
     def _populate(self, place: tuple[int, int]) -> None:
         """Map a slot's pages before its first use; the slots of a loader are few, so this is done a few times in all."""
@@ -268,11 +299,17 @@ class Worker:
             number = self._row_layout_numbers[rows] = next(self._numbers)
         self._send_batch(ticket, number, blob, rows_at.end, 0)
 
-    def _fetch(self, ticket: Ticket) -> None:
+    def _fetch(self, indices: Any, writer: SlotWriter) -> BatchDescription:
+        """Fetch and collate, and return the description; keeps no reference to the batch or the slot."""
         assert self._fetcher is not None
-        indices, start = self._indices(ticket)
-        writer = SlotWriter(self._memory, self._address, ticket.offset, ticket.nbytes, start)
         description = BatchDescription(self._fetcher.fetch(indices, writer), writer)
+        self._fetcher.learn(description.arrived, description.copied_bytes)
+        writer.born.clear()
+        description.leave()
+        return description
+
+    def _publish(self, ticket: Ticket, description: BatchDescription, kept: int) -> None:
+        """Copy what was not born in the slot, write the layout, and reply; in a larger slot if this one is too small."""
         blob = b""
         key: Any = description.root
         if description.has_values:
@@ -282,15 +319,17 @@ class Worker:
             blob = b""
         elif not blob:
             blob = pickle.dumps(description.root, pickle.HIGHEST_PROTOCOL)
-        need = align(writer.cursor) + len(blob)
+        need = align(description.end) + len(blob)
+        saved = None
         if need > ticket.nbytes:
-            saved = description.save()
-            ticket = self._ask_for(need, ticket)
-            description.move_to(SlotWriter(self._memory, self._address, ticket.offset, ticket.nbytes), saved)
+            stop = min(description.born_until(), ticket.nbytes)
+            saved = self._memory[ticket.offset : ticket.offset + stop].copy()
+            ticket, kept = self._ask_for(need, ticket, kept), 0
+        description.move_to(SlotWriter(self._memory, self._address, ticket.offset, ticket.nbytes), saved)
         description.copy_pending()
         if number is None:
             number = self._number_of(key, len(blob))
-        self._send_batch(ticket, number, blob, description.writer.cursor, description.copied_bytes)
+        self._send_batch(ticket, number, blob, description.end, description.copied_bytes, kept)
 
     def _number_of(self, key: Any, nbytes: int) -> int:
         """Return a number for a layout that was seen before, else -1: most layouts with strings in them never come again."""
@@ -302,12 +341,12 @@ class Worker:
             self._seen.add(key)
         return -1
 
-    def _send_batch(self, ticket: Ticket, number: int, blob: bytes, end: int, copied: int) -> None:
+    def _send_batch(self, ticket: Ticket, number: int, blob: bytes, end: int, copied: int, kept: int = 0) -> None:
         """Publish a batch whose payload ends at ``end``; ``blob`` is its layout, empty if the receiver has it."""
         at = align(end)
         if blob:
             self._write(ticket, at, blob)
-        self._outbox.send(Reply(BATCH, ticket.batch, ticket.slot, number, at, len(blob), max(end, 1), copied))
+        self._outbox.send(Reply(BATCH | kept, ticket.batch, ticket.slot, number, at, len(blob), max(end, 1), copied))
 
     def _write(self, ticket: Ticket, at: int, blob: bytes) -> None:
         start = ticket.offset + at
@@ -322,9 +361,9 @@ class Worker:
             return pickle.loads(self._memory[start : start + count].data), count
         return ([None] * count if kind == COUNT else None), 0
 
-    def _ask_for(self, need: int, ticket: Ticket) -> Ticket:
+    def _ask_for(self, need: int, ticket: Ticket, kept: int = 0) -> Ticket:
         """Ask for a slot of ``need`` bytes in place of this ticket's and return the ticket with the new one."""
-        self._outbox.send(Reply(NEED, ticket.batch, ticket.slot, -1, 0, 0, need, 0))
+        self._outbox.send(Reply(NEED | kept, ticket.batch, ticket.slot, -1, 0, 0, need, 0))
         while True:
             answer = self._receive()
             if answer.kind != REGRANT:
@@ -335,10 +374,10 @@ class Worker:
             self._populate((answer.offset, answer.nbytes))
             return ticket._replace(slot=answer.slot, offset=answer.offset, nbytes=answer.nbytes)
 
-    def _send_failure(self, ticket: Ticket, failure: WorkerFailure) -> None:
+    def _send_failure(self, ticket: Ticket, failure: WorkerFailure, kept: int) -> None:
         blob = failure.to_bytes()
-        if len(blob) > ticket.nbytes:
-            ticket = self._ask_for(len(blob), ticket)
+        if kept or len(blob) > ticket.nbytes:  # the error must not be written where somebody still looks
+            ticket, kept = self._ask_for(len(blob), ticket, kept), 0
         self._write(ticket, 0, blob)
         self._outbox.send(Reply(FAILED, ticket.batch, ticket.slot, -1, 0, len(blob), 0, 0))
 

@@ -14,6 +14,7 @@ Rule 3: a worker answers in the order of its tickets, so the next reply of worke
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import time
 import weakref
@@ -25,7 +26,7 @@ import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _DatasetKind, _sharding_worker_init_fn
 
-from .arena import GRANTED, Arena, Slot
+from .arena import Arena, Slot
 from .delivery import Counters, Delivery
 from .errors import BatchTooLarge, IteratorClosed, ShmLoaderError, WorkerDied, WorkerTimeout
 from .failure import WorkerFailure
@@ -35,6 +36,7 @@ from .mailbox import (
     EXHAUSTED,
     FAILED,
     INT64,
+    KEPT,
     NEED,
     PICKLED,
     REGRANT,
@@ -149,10 +151,17 @@ class WorkerPass(Pass):
             task = self._tasks[batch]
             while True:
                 reply = self._receive(task.worker, 0.0)
-                if reply.kind != NEED:
+                if reply.kind & ~KEPT != NEED:
                     break
                 self._pool.outboxes[task.worker].send(Ticket(REGRANT, batch, -1, 0, 0, 0, 0, self._epoch))
-            self._arena.reclaim(task.slot)
+                if reply.kind & KEPT:
+                    break  # its VOID says nothing of the slot any more
+            if reply.kind & KEPT:
+                self._arena.quarantine(task.slot)
+                if reply.kind & ~KEPT == NEED:
+                    self._receive(task.worker, 0.0)
+            else:
+                self._arena.reclaim(task.slot)
             del self._tasks[batch]
 
     # --- out: tickets --------------------------------------------------------------------------------------------------
@@ -239,13 +248,16 @@ class WorkerPass(Pass):
                 return self._finish()
             batch, reply = self._next_reply()
             task = self._tasks[batch]
+            kept = bool(reply.kind & KEPT)
+            if kept:
+                reply = reply._replace(kind=reply.kind & ~KEPT)
             if reply.kind == NEED:
-                self._regrant(batch, task, reply.need)
+                self._regrant(batch, task, reply.need, kept)
                 continue
             del self._tasks[batch]
             self._loads[task.worker] -= 1
             if reply.kind == BATCH:
-                return self._deliver(task, reply)
+                return self._deliver(task, reply, kept)
             failure = None
             if reply.kind == FAILED:
                 start = task.slot.offset + reply.layout_offset
@@ -268,38 +280,45 @@ class WorkerPass(Pass):
             self._shutdown_workers()
         raise StopIteration
 
-    def _deliver(self, task: Task, reply: Reply) -> Any:
+    def _deliver(self, task: Task, reply: Reply, kept: bool) -> Any:
         slot = task.slot
         if not self._arena.slot_bytes:
             self._plan(self._arena, slot.nbytes)
         self._arena.publish(slot)
         build = self._delivery.build_of(slot, task.worker, reply.layout, reply.layout_offset, reply.layout_bytes)
         self._counters.copied_bytes += reply.copied
-        batch = self._delivery.deliver(slot, build, reply.need)
+        deliver = self._delivery.deliver_kept if kept else self._delivery.deliver
+        batch = deliver(slot, build, reply.need)
         self._dispatch()
         return batch
 
-    def _regrant(self, batch: int, task: Task, need: int) -> None:
-        """Answer NEED with a larger slot, or refuse and remember why."""
-        outbox = self._pool.outboxes[task.worker]
+    def _regrant(self, batch: int, task: Task, need: int, kept: bool) -> None:
+        """Answer NEED with a larger slot, or refuse and remember why. ``kept``: the old slot is lost to its worker."""
+        arena = self._arena
+        if kept:
+            arena.quarantine(task.slot)
+        else:
+            arena.reclaim(task.slot)
+        slot = None
         try:
-            self._plan(self._arena, need)
-            slot = self._arena.regrant(task.slot, need)
+            self._plan(arena, need)
+            slot = arena.grant(need)
+            if slot is None:
+                limit = arena.cap.limit or 0
+                task.refused = BatchTooLarge(need, arena.cap.room() or 0, limit)
         except ShmLoaderError as error:
-            slot, task.refused = None, error
-            if task.slot.state == GRANTED:
-                self._arena.reclaim(task.slot)
+            task.refused = error
         if slot is None:
-            room = self._arena.cap.room()
-            limit = self._arena.cap.limit or 0
-            task.refused = task.refused or BatchTooLarge(need, room or 0, limit)
-            again = self._arena.grant()  # any slot: the worker's VOID reply gives it back
-            assert again is not None
-            task.slot = again
-            outbox.send(Ticket(REGRANT, batch, -1, 0, 0, 0, 0, self._epoch))
-            return
+            slot = arena.grant()  # any slot: the worker's VOID reply gives it back
+            if slot is None:
+                raise AssertionError("the slot that was just taken back is gone")
+            nbytes = 0
+        else:
+            nbytes = slot.nbytes
         task.slot = slot
-        outbox.send(Ticket(REGRANT, batch, slot.index, slot.offset, slot.nbytes, 0, 0, self._epoch))
+        self._pool.outboxes[task.worker].send(
+            Ticket(REGRANT, batch, slot.index, slot.offset, nbytes, 0, 0, self._epoch)
+        )
 
     def _next_reply(self) -> tuple[int, Reply]:
         """Wait for the reply to the oldest ticket, or (unordered) for any."""
@@ -362,8 +381,9 @@ class WorkerPass(Pass):
         return error
 
     def _timeout_of(self, worker: int, timeout_s: float) -> WorkerTimeout:
-        task = self._oldest_task(worker)
-        return WorkerTimeout(timeout_s, worker, self._workers[worker].pid, task.shown_indices() if task else ())
+        task, pid = self._oldest_task(worker), self._workers[worker].pid
+        stack = self._pool.witness.stack_of(worker, pid)
+        return WorkerTimeout(timeout_s, worker, pid, task.shown_indices() if task else (), stack)
 
     def _shutdown_workers(self) -> None:
         """End the workers now. Lent batches stay valid; what was not delivered is dropped. Idempotent."""
@@ -393,7 +413,10 @@ def _as_int64(indices: Any) -> array[int] | None:
 def _end(pool: Pool, arena: Arena, tasks: dict[int, Task], done: Callable[[Arena], None]) -> None:
     """Stop the workers, take back the slots that they held, hand the arena on. The end of every WorkerPass, run once."""
     pool.stop()
+    if arena.segment.owner_pid != os.getpid():  # a forked child has a copy of the books, not of the slots
+        return
     for task in tasks.values():
         arena.reclaim(task.slot)
+    arena.release_quarantined()
     tasks.clear()
     done(arena)
