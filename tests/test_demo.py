@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from shmloader_tools import demo_photos
 
 from shmloader.sources import ImageFolder
-from shmloader_tools import demo_photos
 
 
 def digest(folder: Path) -> dict[str, str]:

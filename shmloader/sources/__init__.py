@@ -13,11 +13,22 @@ from ..errors import SourceError, UnknownSource
 from .arrays import ArrayFiles
 from .base import Options, Source, StrPath
 from .image_folder import ImageFolder
+from .packing import pack_source
 
 SOURCES: tuple[type[Source], ...] = (ArrayFiles, ImageFolder)
 """Every reader, in the order in which they are asked: the ones that look for something rarer come first."""
 
-__all__ = ["SOURCES", "ArrayFiles", "ImageFolder", "Options", "Source", "kinds", "open_source", "recognise"]
+__all__ = [
+    "SOURCES",
+    "ArrayFiles",
+    "ImageFolder",
+    "Options",
+    "Source",
+    "kinds",
+    "open_source",
+    "pack_source",
+    "recognise",
+]
 
 
 def kinds() -> dict[str, type[Source]]:

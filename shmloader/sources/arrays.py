@@ -20,9 +20,7 @@ import numpy as np
 import torch
 
 from ..errors import MisuseError, SourceError
-from .base import Options, Source, StrPath, position
-
-Array = np.ndarray[Any, Any]
+from .base import Array, Options, Source, StrPath, position
 
 _TORCH_KINDS = "biufc"
 
@@ -163,8 +161,10 @@ class ArrayFiles(Source):
             return _value(next(iter(self._arrays.values())), index)
         return {name: _value(array, index) for name, array in self._arrays.items()}
 
-    def columns(self) -> Mapping[str, Array]:
-        return dict(self._arrays)
+    def columns(self) -> Mapping[str, Array] | Array | None:
+        if any(array.dtype.kind in "US" for array in self._arrays.values()):
+            return None
+        return next(iter(self._arrays.values())) if self._single else dict(self._arrays)
 
     def name_of(self, index: int) -> str:
         return f"row {index} of {self.path}"

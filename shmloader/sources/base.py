@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from ..images import Fit
 
 StrPath = str | os.PathLike[str]
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,11 @@ class Source(Dataset[Any]):
         """Return samples per class in label order, or None where there are no classes."""
         return None
 
-    def columns(self) -> Mapping[str, np.ndarray[Any, Any]] | None:
-        """Return whole fields as arrays where they exist as such (memory maps, not copies), else None."""
+    def columns(self) -> Mapping[str, Array] | Array | None:
+        """Return whole fields as arrays where they exist as such (memory maps, not copies), else None.
+
+        A mapping where samples are dicts, one array where samples are its rows: sample i is made of the rows i.
+        """
         return None
 
 

@@ -1,0 +1,36 @@
+"""What the commands print alike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+
+SHOWN_CLASSES = 20
+
+
+def class_lines(counts: Mapping[str, int]) -> list[str]:
+    """Return the table of classes: label, name, samples. Of many classes the first ones, and the extremes."""
+    width = max(len(name) for name in list(counts)[:SHOWN_CLASSES])
+    lines = [
+        f"{'Classes' if label == 0 else '':9} {label:>4}  {name:{width}}  {count:>9,}"
+        for label, (name, count) in enumerate(list(counts.items())[:SHOWN_CLASSES])
+    ]
+    if len(counts) > SHOWN_CLASSES:
+        low, high = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+        lines.append(
+            f"{'':9} ... and {len(counts) - SHOWN_CLASSES:,} more; fewest {counts[low]:,} ({low}), "
+            f"most {counts[high]:,} ({high})"
+        )
+    return lines
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's text without line breaks: file names and other libraries' messages may hold some."""
+    return " ".join(str(error).split())
+
+
+def show(lines: Iterable[str]) -> None:
+    """Print lines to stdout. A file name may hold bytes that no terminal can show: they are printed as escapes."""
+    encoding = sys.stdout.encoding or "utf-8"
+    text = "\n".join(lines)
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
