@@ -1,1 +1,9 @@
-"""."""
+"""The pack: one file that holds a whole dataset, written once, read by mapping it."""
+
+from .dataset import Gather, PackedDataset
+from .packing import pack
+from .schema import Field, Manifest
+from .verify import verify
+from .writer import PackReport, PackWriter
+
+__all__ = ["Field", "Gather", "Manifest", "PackReport", "PackWriter", "PackedDataset", "pack", "verify"]

@@ -1,0 +1,145 @@
+"""One field while it is being packed: rows are appended to a buffer, which is taken away chunk by chunk.
+
+A field starts as fixed: every row has the first row's shape. When one has not, the field turns ragged (first axis varies)
+or free (other axes vary too). Chunks written before stay as they are, because the bytes of their values are the same in
+all three forms: only offsets (and shapes) are added for them, when the pack is sealed.
+
+    FIXED  values                       RAGGED  values + offsets               FREE  values + offsets + shapes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .schema import Field
+from .values import Bytes, Value, describe
+
+FIXED, RAGGED, FREE = 0, 1, 2
+
+LARGEST_CHUNK = 2**32 - 2**20
+"""Bytes. LMDB stores the length of a value in 32 bits."""
+
+
+class Differs(Exception):
+    """A value does not fit its field. Internal: the packer adds the sample's number."""
+
+    def __init__(self, expected: str, found: str) -> None:
+        super().__init__(expected, found)
+        self.expected, self.found = expected, found
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that go into one LMDB value. Valid until the next row is added."""
+
+    rows: int
+    values: Bytes
+    offsets: npt.NDArray[np.uint32] | None
+    shapes: npt.NDArray[np.uint32] | None
+
+
+class Column:
+    """Collects the rows of one field."""
+
+    def __init__(self, name: str, encoding: str | None, first: Value, chunk_bytes: int) -> None:
+        self.name = name
+        self.encoding = encoding
+        self.kind = first.kind
+        self.dtype = first.dtype
+        self.first_shape = first.array.shape
+        self.level = RAGGED if first.kind in ("str", "bytes") else FIXED
+        self._shape: list[int | None] = list(first.array.shape)
+        self._row_bytes = first.array.nbytes
+        self._chunk_bytes = chunk_bytes
+        self._buffer: Bytes = np.empty(chunk_bytes, np.uint8)
+        self.nbytes = 0
+        """Bytes waiting for the next chunk."""
+        self.rows = 0
+        """Rows waiting for the next chunk."""
+        self._shapes: list[tuple[int, ...]] = []  # of the waiting rows; only once the field is not fixed any more
+
+    @property
+    def fixed_row_bytes(self) -> int | None:
+        """Bytes of one row while all rows have one shape, else None."""
+        return self._row_bytes if self.level == FIXED else None
+
+    def check(self, value: Value) -> None:
+        """Raise Differs unless ``value`` can be a row of this field."""
+        if value.kind != self.kind or value.dtype != self.dtype or value.array.ndim != len(self._shape):
+            raise Differs(self.describe(), value.describe())
+        if value.array.nbytes > LARGEST_CHUNK:
+            raise Differs(f"at most {LARGEST_CHUNK} bytes", f"{value.array.nbytes} bytes")
+
+    def describe(self) -> str:
+        """Say in a few words what its rows look like so far."""
+        return describe(self.kind, self.dtype, tuple(self._shape))
+
+    def add(self, value: Value) -> None:
+        """Append a checked row. Copies it."""
+        array = value.array
+        if self.level == FIXED:
+            if array.shape != self.first_shape:
+                self._shapes = [self.first_shape] * self.rows
+                self._widen(array.shape)
+                self._shapes.append(array.shape)
+        else:
+            self._widen(array.shape)
+            self._shapes.append(array.shape)
+        self._append(array)
+        self.rows += 1
+
+    def add_rows(self, rows: npt.NDArray[Any]) -> None:
+        """Append many rows of a field that is fixed. ``rows`` is contiguous, of this dtype, (n, *shape). Copies them."""
+        self._append(rows)
+        self.rows += len(rows)
+
+    def _append(self, array: npt.NDArray[Any]) -> None:
+        end = self.nbytes + array.nbytes
+        if end > len(self._buffer):
+            larger = np.empty(max(end, min(2 * len(self._buffer), LARGEST_CHUNK)), np.uint8)
+            larger[: self.nbytes] = self._buffer[: self.nbytes]
+            self._buffer = larger
+        self._buffer[self.nbytes : end] = array.reshape(-1).view(np.uint8)
+        self.nbytes = end
+
+    def _widen(self, shape: tuple[int, ...]) -> None:
+        for axis, length in enumerate(shape):
+            if self._shape[axis] != length and self._shape[axis] is not None:
+                self._shape[axis] = None
+                self.level = max(self.level, RAGGED if axis == 0 else FREE)
+
+    def take(self) -> Chunk:
+        """Return the waiting rows as a chunk, and begin a new one."""
+        offsets = shapes = None
+        if self.level != FIXED:
+            table = np.array(self._shapes, np.uint32).reshape(self.rows, len(self._shape))
+            lengths = table[:, 0] if self.level == RAGGED else table.prod(axis=1, dtype=np.uint64)
+            offsets = ends(lengths)
+            shapes = table if self.level == FREE else None
+        if len(self._buffer) > 2 * self._chunk_bytes:  # one giant must not be paid for until the end
+            values, self._buffer = self._buffer[: self.nbytes], np.empty(self._chunk_bytes, np.uint8)
+        else:
+            values = self._buffer[: self.nbytes]
+        chunk = Chunk(self.rows, values, offsets, shapes)
+        self.nbytes = self.rows = 0
+        self._shapes = []
+        return chunk
+
+    def field(self) -> Field:
+        """Return what the finished field looks like."""
+        if self.encoding is not None:
+            return Field(self.name, "array", "uint8", (3, None, None), self.encoding)
+        if self.kind in ("str", "bytes"):
+            return Field(self.name, self.kind, self.dtype, ())
+        return Field(self.name, self.kind, self.dtype, tuple(self._shape))
+
+
+def ends(lengths: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """Return rows + 1 offsets for rows of these lengths."""
+    offsets = np.zeros(len(lengths) + 1, np.uint32)
+    np.cumsum(lengths, out=offsets[1:], dtype=np.uint32)
+    return offsets

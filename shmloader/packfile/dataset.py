@@ -1,0 +1,145 @@
+"""PackedDataset: a pack as a map-style torch Dataset."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from .mapping import OpenPack, open_pack
+from .reader import FixedReader, RaggedReader, open_fields
+from .schema import Field, Manifest
+from .structure import Branch, builder, leaves, renumber, select
+
+
+class Gather:
+    """Batches of a pack: one reader per selected field, in the order of a sample."""
+
+    def __init__(self, fields: tuple[FixedReader | RaggedReader, ...]) -> None:
+        self.fields = fields
+        self.is_plain = all(field.is_plain for field in fields)
+        """Whether every field is a number or an array of one shape, so that batches need no Python per sample."""
+
+
+class PackedDataset(Dataset[Any]):
+    """A pack made by ``shmloader-pack`` or ``shmloader.pack``. Yields samples built as they were when packed.
+
+    Arrays and tensors come back as new CPU tensors, Python numbers as numbers, str and bytes as themselves, encoded images
+    decoded to uint8 tensors (3, height, width); so ``default_collate`` gives what it gave on the original dataset. Nothing
+    that is handed out looks into the file: samples may be changed.
+
+    ``fields`` selects, and orders, parts of the sample by name: ``("image", "label")``; or one alone, unpacked: ``"label"``.
+    ``transform`` is called with each sample.
+
+    Opening maps the file (read-only, no lock, no other file) and reads its head, whatever its size. It may be opened,
+    read, pickled, forked and used from threads in any order. Pickled it is path and options; the process that unpickles it
+    maps the file for itself, and refuses one that has been replaced meanwhile.
+    Raises PackNotFound, NotAPack, PackUnfinished, PackDamaged, PackVersionError, and KeyError for a field that is not there.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        fields: str | Sequence[str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self.transform = transform
+        self._selected = fields if fields is None or isinstance(fields, str) else tuple(fields)
+        self._attach(open_pack(self.path))
+
+    def _attach(self, pack: OpenPack) -> None:
+        self._pack = pack
+        readers = open_fields(pack)
+        structure = pack.manifest.structure
+        numbers = list(range(len(readers)))
+        if self._selected is not None and structure is not None:
+            names = [field.name for field in pack.manifest.fields]
+            wanted = (self._selected,) if isinstance(self._selected, str) else self._selected
+            try:
+                structure = select(structure, wanted, names)
+            except KeyError as fault:
+                raise KeyError(f"{self.path} has no field {fault.args[0]!r}; it has {', '.join(names)}") from None
+            if isinstance(self._selected, str) and isinstance(structure, Branch):
+                structure = structure.children[0]
+            numbers = list(dict.fromkeys(leaves(structure)))
+            structure = renumber(structure, numbers)
+        self._readers = tuple([readers[number] for number in numbers])
+        self._gets = [reader.get for reader in self._readers]
+        self._build = builder(structure) if structure is not None else None
+        order = leaves(structure) if structure is not None else []
+        self.gather = Gather(tuple([self._readers[number] for number in order]))
+        """Readers of the selected fields for batches, valid in any process."""
+        self._length = pack.manifest.count
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the pack says about itself."""
+        return self._pack.manifest
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The selected fields, in the order of a sample."""
+        return tuple([reader.field for reader in self.gather.fields])
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the classes, in the order of their labels; None if the packer was not told."""
+        found = self.manifest.metadata.get("classes")
+        return None if found is None else list(found)
+
+    def column(self, name: str) -> npt.NDArray[Any] | tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Return a whole field as a new array (count, *shape), without touching the others. Any field, selected or not.
+
+        Of a ragged field, a string or bytes: (values, offsets), where row i is ``values[offsets[i]:offsets[i + 1]]``
+        (of strings and images: the bytes). Raises KeyError, and TypeError for a dtype that numpy does not know.
+        """
+        for number, field in enumerate(self.manifest.fields):
+            if field.name == name:
+                if not field.stores_bytes and field.numpy_dtype.name != field.dtype:
+                    raise TypeError(f"numpy has no {field.dtype}: read field {name!r} with ds.gather or ds[i]")
+                return open_fields(self._pack)[number].column()
+        raise KeyError(f"{self.path} has no field {name!r}; it has {', '.join(f.name for f in self.manifest.fields)}")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return sample ``index``, a new object. Negative indices count from the end."""
+        try:
+            at = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"a pack is indexed by one integer, not by {type(index).__name__}; "
+                "for a part of it use torch.utils.data.Subset"
+            ) from None
+        if at < 0:
+            at += self._length
+        if not 0 <= at < self._length or self._build is None:
+            raise IndexError(f"index {index} is out of range for a pack of {self._length} samples")
+        sample = self._build([get(at) for get in self._gets])
+        return sample if self.transform is None else self.transform(sample)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of a batch as a list; torch's loaders ask for batches this way."""
+        return [self[index] for index in indices]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "selected": self._selected,
+            "transform": self.transform,
+            "digest": self._pack.digest,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path, self._selected, self.transform = state["path"], state["selected"], state["transform"]
+        self._attach(open_pack(self.path, state["digest"]))
+
+    def __repr__(self) -> str:
+        return f"PackedDataset({self.path!r}: {self._length} samples of {', '.join(map(str, self.fields))})"
