@@ -1,0 +1,22 @@
+"""Settings for all tests: no test is judged by the clock, and the whole run leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from support import shm_names
+
+# Machines that run tests are slow and shared: a slow example is no failure.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_stays_in_shared_memory() -> Iterator[None]:
+    """Names of ours in the shared-memory mount that are new at the end of the run fail its last test."""
+    before = shm_names()
+    yield
+    ours = {name for name in shm_names() - before if "shmloader" in name}
+    assert not ours, f"left in /dev/shm by this run: {sorted(ours)}"
