@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
 from support import shm_names
 
 # Machines that run tests are slow and shared: a slow example is no failure.
