@@ -299,8 +299,10 @@ class WorkerDied(WorkerError):
         else:
             end = f"DataLoader worker (pid {self.pid}) exited unexpectedly with exit code {self.exitcode}."
         shown = ", ".join(map(repr, self.indices[:16])) + (", ..." if len(self.indices) > 16 else "")
-        at = f" It was worker {self.worker}, working on indices [{shown}]" if self.indices else (
-            f" It was worker {self.worker}, which had no batch to work on"
+        at = (
+            f" It was worker {self.worker}, working on indices [{shown}]"
+            if self.indices
+            else (f" It was worker {self.worker}, which had no batch to work on")
         )
         return end + at
 
