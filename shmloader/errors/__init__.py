@@ -1,0 +1,61 @@
+"""Every exception of shmloader, sorted by whose fault it is.
+
+    ShmLoaderError
+    ├── ResourceError      the host said no: too little shared memory, a limit, a lost mount
+    ├── PackError          a file said no: unfinished, damaged, foreign, too new
+    ├── DataError          the dataset said no: samples that do not fit together
+    ├── WorkerError        a worker process ended or hangs: the world broke
+    └── MisuseError        the caller asked for something that cannot be
+
+Rules: the fields are the arguments of ``__init__`` and are passed to ``super().__init__`` unchanged, so that every
+exception survives pickling; the sentence is made in ``__str__``; ``hint`` says what to do next. Each class also derives
+from the built-in exception that torch or Python would raise in its place, so that existing ``except`` clauses match.
+"""
+
+from .base import ShmLoaderError, human_bytes
+from .data import (
+    BrokenImage,
+    DataError,
+    DeviceTensor,
+    SampleMismatch,
+    SourceError,
+    UnequalSamples,
+    UnknownSource,
+    UnsupportedField,
+)
+from .host import ArenaTooSmall, BatchTooLarge, CopiedOutWarning, ResourceError, SharedMemoryFull
+from .misuse import IteratorClosed, MissingExtra, MisuseError, SlotMisuse
+from .pack import NotAPack, PackDamaged, PackError, PackExists, PackNotFound, PackUnfinished, PackVersionError
+from .workers import WorkerDied, WorkerError, WorkerTimeout
+
+__all__ = [
+    "ArenaTooSmall",
+    "BatchTooLarge",
+    "BrokenImage",
+    "CopiedOutWarning",
+    "DataError",
+    "DeviceTensor",
+    "IteratorClosed",
+    "MissingExtra",
+    "MisuseError",
+    "NotAPack",
+    "PackDamaged",
+    "PackError",
+    "PackExists",
+    "PackNotFound",
+    "PackUnfinished",
+    "PackVersionError",
+    "ResourceError",
+    "SampleMismatch",
+    "SharedMemoryFull",
+    "ShmLoaderError",
+    "SlotMisuse",
+    "SourceError",
+    "UnequalSamples",
+    "UnknownSource",
+    "UnsupportedField",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerTimeout",
+    "human_bytes",
+]

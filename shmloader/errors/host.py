@@ -1,0 +1,69 @@
+"""The host lacks something: memory, a mount, a limit."""
+
+from __future__ import annotations
+
+from .base import ShmLoaderError, human_bytes
+
+
+class ResourceError(ShmLoaderError, RuntimeError):
+    """The host lacks something: memory, a mount, a descriptor."""
+
+
+class SharedMemoryFull(ResourceError, MemoryError):
+    """Shared memory that was asked for is not there. Nothing was kept; nothing needs cleaning."""
+
+    hint = (
+        "make the arena smaller (arena_bytes=, fewer workers, a smaller prefetch_factor or batch), give the mount or "
+        "the container more shared memory (for example --shm-size=2g), or lift the memory limit that is named here"
+    )
+
+    def __init__(self, wanted: int, free: int, where: str) -> None:
+        super().__init__(wanted, free, where)
+        self.wanted = wanted
+        """Bytes asked for."""
+        self.free = free
+        """Bytes that were free at ``where``."""
+        self.where = where
+        """The mount, file or limit that said no."""
+
+    def _sentence(self) -> str:
+        return (
+            f"shared memory is full: wanted {human_bytes(self.wanted)} ({self.wanted} bytes), "
+            f"free {human_bytes(self.free)} ({self.free} bytes) at {self.where}"
+        )
+
+
+class ArenaTooSmall(ResourceError, ValueError):
+    """``arena_bytes`` cannot hold the fewest slots that a loader needs (workers + 1)."""
+
+    def __init__(self, arena_bytes: int, minimum: int, slots: int, slot_bytes: int) -> None:
+        super().__init__(arena_bytes, minimum, slots, slot_bytes)
+        self.arena_bytes, self.minimum, self.slots, self.slot_bytes = arena_bytes, minimum, slots, slot_bytes
+
+    def _sentence(self) -> str:
+        return (
+            f"arena_bytes={self.arena_bytes} ({human_bytes(self.arena_bytes)}) is too small: {self.slots} slots of "
+            f"{human_bytes(self.slot_bytes)} need at least {self.minimum} bytes ({human_bytes(self.minimum)})"
+        )
+
+    hint = "raise arena_bytes=, or lower num_workers= or the batch size"
+
+
+class BatchTooLarge(ResourceError, ValueError):
+    """One batch needs more shared memory than the arena may ever have."""
+
+    hint = "raise arena_bytes=, lower the batch size, or drop the giant sample"
+
+    def __init__(self, need: int, available: int, limit: int) -> None:
+        super().__init__(need, available, limit)
+        self.need, self.available, self.limit = need, available, limit
+
+    def _sentence(self) -> str:
+        return (
+            f"a batch needs {self.need} bytes ({human_bytes(self.need)}) in one slot, but the arena is limited to "
+            f"{self.limit} bytes and can give one slot at most {self.available} bytes ({human_bytes(self.available)})"
+        )
+
+
+class CopiedOutWarning(UserWarning):
+    """Batches are delivered as copies, because the user keeps so many that no more slots can be lent."""

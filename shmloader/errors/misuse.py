@@ -1,0 +1,44 @@
+"""The caller asked for something that cannot be."""
+
+from __future__ import annotations
+
+from .base import ShmLoaderError
+
+
+class MisuseError(ShmLoaderError, RuntimeError):
+    """The library was used in a way that can never work."""
+
+
+class SlotMisuse(MisuseError):
+    """A slot was asked to make a move that its state does not allow."""
+
+    def __init__(self, slot: int, state: str, event: str, legal: tuple[str, ...]) -> None:
+        super().__init__(slot, state, event, legal)
+        self.slot, self.state, self.event, self.legal = slot, state, event, legal
+
+    def _sentence(self) -> str:
+        return f"cannot {self.event} slot {self.slot}, which is {self.state}; legal here: {', '.join(self.legal)}"
+
+
+class MissingExtra(MisuseError, ImportError):
+    """Something was asked for that needs an optional package."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(package, extra, purpose)
+        self.package, self.extra, self.purpose = package, extra, purpose
+
+    def _sentence(self) -> str:
+        return f"{self.package} is needed to {self.purpose}: pip install 'shmloader[{self.extra}]'"
+
+
+class IteratorClosed(MisuseError):
+    """The iterator was closed, or a newer one took over its workers."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def _sentence(self) -> str:
+        return f"this iterator has ended: {self.why}"
+
+    hint = "start a new one with iter(loader)"
