@@ -80,10 +80,10 @@ def read_table(path: str | Path) -> dict[str, int]:
     """Return the lines ``name number`` (or ``name: number unit``) of a file as a dict. Other lines are left out."""
     table: dict[str, int] = {}
     for line in (read_text(path) or "").splitlines():
-        name, _, rest = line.partition(" ")
-        number = _number("".join(rest.split()[:1]))
+        words = line.split(None, 2)
+        number = _number(words[1]) if len(words) > 1 else None
         if number is not None:
-            table[name.rstrip(":")] = number
+            table[words[0].rstrip(":")] = number
     return table
 
 

@@ -6,6 +6,7 @@ function does with them. Of other datasets some batches are made, and the larges
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .packfile import PackedDataset
+from .packfile.reader import RaggedReader
 from .probe import Probe, probe_batches
 
 _PROBED = 3  # batches
@@ -63,17 +65,24 @@ def ragged_sizes(dataset: Any) -> npt.NDArray[np.int64] | None:
 
     They tell nothing of other datasets, of encoded images, and once a transform stands between pack and batch.
     """
-    if not isinstance(dataset, PackedDataset) or dataset.transform is not None or dataset.gather.is_plain:
+    if not isinstance(dataset, PackedDataset) or dataset.transform is not None:
         return None
-    if any(field.encoding for field in dataset.fields):
+    ragged = [reader for reader in dataset.gather.fields if isinstance(reader, RaggedReader)]
+    if not ragged or any(reader.field.encoding for reader in ragged):
         return None
     everything = np.arange(len(dataset), dtype=np.int64)
     sizes = np.zeros(len(dataset), np.int64)
-    for field in dataset.gather.fields:
-        if field.ragged:
-            row = int(np.prod(field.shape[1:], dtype=np.int64))
-            sizes += field.lengths(everything) * (row * field.itemsize)
-    return sizes if sizes.any() else None
+    for reader in ragged:
+        step = math.prod(reader.field.trailing or ()) * reader.field.numpy_dtype.itemsize
+        sizes += reader.lengths(everything) * step
+    return sizes
+
+
+def stackable(dataset: Any) -> bool:
+    """Return False if it is known that torch's default collate cannot stack the samples: arrays of unequal shape."""
+    if not isinstance(dataset, PackedDataset) or dataset.transform is not None:
+        return True
+    return not any(field.kind == "array" and field.ragged and field.encoding is None for field in dataset.fields)
 
 
 def measure_batches(dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any]) -> tuple[BatchFacts, int]:

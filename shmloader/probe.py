@@ -8,16 +8,18 @@ is what nobody shares: pages that a forked child has not written yet, the pack's
 
 from __future__ import annotations
 
+import gc
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch.multiprocessing
 from torch.utils.data.dataloader import _DatasetKind
 
+from .cgroups import read_table
 from .collate import SlotWriter
 from .describe import BatchDescription
 from .errors import WorkerDied
@@ -63,32 +65,23 @@ def private_bytes(pid: int | str = "self") -> int:
     return total << 10
 
 
-class _Watched:
-    """A dataset that calls ``full`` when ``batch_size`` samples have been read: when a worker holds the most."""
-
-    def __init__(self, dataset: Any, full: Callable[[], None]) -> None:
-        self._dataset = dataset
-        self._full = full
-        self._left = 0
-
-    def expect(self, samples: int) -> None:
-        self._left = samples
-
-    def __getitem__(self, index: Any) -> Any:
-        sample = self._dataset[index]
-        self._left -= 1
-        if not self._left:
-            self._full()
-        return sample
+def _forget_peak() -> None:
+    """Let the kernel's peak of resident memory begin anew; where it cannot, the peak is the one since the fork."""
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+    except OSError:
+        return
 
 
-class _WatchedMany(_Watched):
-    """The same for a dataset that gives many samples at a time."""
+def _peak_private_bytes() -> int:
+    """Return the most private memory since ``_forget_peak``: what is there now, and what has been freed since the peak.
 
-    def __getitems__(self, indices: Any) -> Any:
-        samples = self._dataset.__getitems__(indices)
-        self._full()
-        return samples
+    File pages and shared memory only grow here, so the fall from the peak is private memory.
+    """
+    status = read_table("/proc/self/status")
+    fallen = status.get("VmHWM", 0) - status.get("VmRSS", 0)
+    return private_bytes() + (max(0, fallen) << 10)
 
 
 class _Maker:
@@ -99,14 +92,7 @@ class _Maker:
         self._slot_bytes = 0
         self._grow(_FIRST_SLOT)
         self._gatherer = Gatherer.of(recipe, self._segment.memory)
-        self.peak = 0
-        kind = _WatchedMany if getattr(recipe.dataset, "__getitems__", None) else _Watched
-        self._dataset = kind(recipe.dataset, self.look)
-        watched = replace(recipe, dataset=self._dataset)
-        self._fetcher = Fetcher(watched, in_worker=True, redirecting=False)
-
-    def look(self) -> None:
-        self.peak = max(self.peak, private_bytes())
+        self._fetcher = Fetcher(recipe, redirecting=False)
 
     def _grow(self, nbytes: int) -> None:
         nbytes = round_up(nbytes)
@@ -124,34 +110,35 @@ class _Maker:
             need = align(rows_at.end) + len(pickle.dumps(root, pickle.HIGHEST_PROTOCOL))
         else:
             need = self._fetch(indices, start)
-        self.look()
         return need
 
     def _fetch(self, indices: list[int], start: int) -> int:
         while True:
-            self._dataset.expect(len(indices))
             writer = SlotWriter(self._segment.memory, self._segment.address, 0, self._slot_bytes, start)
             description = BatchDescription(self._fetcher.fetch(indices, writer), writer)
             need = align(writer.cursor) + len(pickle.dumps(description.root, pickle.HIGHEST_PROTOCOL))
             if need <= self._slot_bytes:
                 description.copy_pending()
                 return need
-            self._grow(need)
+            self._grow(need + need // 8)
 
 
 def _probe_main(answer: Any, recipe: Recipe, batches: Sequence[list[int]]) -> None:
+    # As in a worker: without this, the garbage collector would sooner or later mark every object that a forked child
+    # inherited, and so make their pages the child's own: tens of MiB, more in a large training process.
+    gc.freeze()
     torch.set_num_threads(1)
     try:
         maker = _Maker(recipe)
         # The first batch pays for imports, caches and a slot that is too small, and is not what the others are like.
         maker.make(batches[0])
-        maker.peak = 0
+        _forget_peak()
         needs, times = [], []
         for indices in batches:
             start = time.perf_counter()
             needs.append(maker.make(indices))
             times.append(time.perf_counter() - start)
-        answer.send(Probe(tuple(needs), maker.peak, tuple(times)))
+        answer.send(Probe(tuple(needs), _peak_private_bytes(), tuple(times)))
     except Exception as error:  # noqa: BLE001 - the dataset's code
         answer.send(WorkerFailure.of(error, "in the process that measures a batch").to_bytes())
 

@@ -19,7 +19,7 @@ import torch
 
 from shmloader.budget import parse_bytes
 from shmloader.errors import ShmLoaderError, human_bytes
-from shmloader.facts import ragged_sizes
+from shmloader.facts import stackable
 from shmloader.limits import UNLIMITED, HostLimits, Limit
 from shmloader.packfile import PackedDataset
 from shmloader.plan import MemoryPlan, plan_memory
@@ -192,7 +192,7 @@ def _collate(how: str, dataset: Any) -> tuple[Callable[[list[Any]], Any] | None,
             return _imported(how, "--collate"), how.partition(":")[2], []
         except ImportError as error:
             raise ValueError(f"--collate {how!r}: {error}") from error
-    if ragged_sizes(dataset) is None:
+    if stackable(dataset):
         return None, "", []
     note = (
         "Samples differ in shape, which the default collate cannot stack: here a batch is the list of its samples. "
