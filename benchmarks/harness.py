@@ -1,4 +1,4 @@
-"""The machinery under the benchmarks: fair rounds, checked data, and numbers that can be traced.
+"""How the benchmarks measure: fair turns, checked data, and numbers that can be traced.
 
 How a number comes about:
 
@@ -22,21 +22,16 @@ the memcpy row: repeat such a run.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 import torch.utils.data
@@ -76,9 +71,9 @@ class Workload(ABC):
 
     @abstractmethod
     def limit(self, folder: Path, batches: Batches) -> Iterator[Any]:
-        """Yield batches in the cheapest way there is: rows of page-cached files, gathered into one reused buffer.
+        """Yield what ``flat`` understands, in the cheapest way there is.
 
-        Everything but the gather is prepared before the first batch is yielded.
+        That is: rows of page-cached files, gathered into one reused buffer by one thread. Everything but the gather is prepared before the first batch is yielded.
         """
 
     def check(self, dataset: Any, batch: Any, indices: torch.Tensor, step: int) -> None:
@@ -88,6 +83,18 @@ class Workload(ABC):
         for place, (one, other) in enumerate(zip(found, expected, strict=True)):
             assert (one.dtype, one.shape) == (other.dtype, other.shape), f"{self.name}: tensor {place} differs in kind"
             assert torch.equal(one[::step], other[::step]), f"{self.name}: tensor {place} holds wrong data"
+
+
+def random_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return bytes that no file system can compress, the same every time."""
+    return np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
+
+
+def mapped(path: Path) -> torch.Tensor:
+    """Return an ``.npy`` file as a tensor over its mapping, every page read once. Copy-on-write, but nobody writes."""
+    tensor = torch.from_numpy(np.load(path, mmap_mode="c"))
+    tensor.sum()
+    return tensor
 
 
 # --- one round --------------------------------------------------------------------------------------------------------
@@ -164,6 +171,16 @@ class Contender:
             loader.close()
 
 
+def draw(workload: Workload, plain: Any, contender: Contender, count: int, seed: int) -> tuple[RandomSampler, Batches]:
+    """Return a sampler for ``count`` batches, and the indices that it will draw."""
+    total = count * workload.batch_size
+    sampler, order = (
+        RandomSampler(dataset, num_samples=total, generator=torch.Generator().manual_seed(seed))
+        for dataset in (contender.dataset, plain)
+    )
+    return sampler, list(torch.tensor(list(order)).split(workload.batch_size))
+
+
 def take_turn(
     workload: Workload, plain: Any, contender: Contender, workers: int, timed: int, seed: int, step: int
 ) -> Round:
@@ -171,11 +188,7 @@ def take_turn(
     checked = PREFETCH * workers + 4  # more than any loader here has slots: each is used once before the clock starts
     settle = 2 * PREFETCH * workers + 2
     tail = PREFETCH * workers + 1
-    count = (checked + settle + timed + tail) * workload.batch_size
-    sampler = RandomSampler(contender.dataset, num_samples=count, generator=torch.Generator().manual_seed(seed))
-    order = RandomSampler(plain, num_samples=count, generator=torch.Generator().manual_seed(seed))
-    batches = list(torch.tensor(list(order)).split(workload.batch_size))
-
+    sampler, batches = draw(workload, plain, contender, checked + settle + timed + tail, seed)
     before = peak = shmem_now()
     loader = contender.open(sampler, batches)
     source, place = iter(loader), 0
@@ -200,9 +213,12 @@ def take_turn(
     nbytes = sum(tensor.nbytes for tensor in workload.flat(batch))
     del batch
     look(tail)
-    assert next(source, None) is None, f"{contender.name} delivers more than {count} samples"
+    assert next(source, None) is None, f"{contender.name} delivers more than {len(batches)} batches"
     contender.close(loader)
     return Round(timed, wall, main, tree / 1e9, nbytes * timed, peak - before)
+
+
+CONTENDERS = ("memcpy", "torch/plain", "ours/plain", "torch/pack", "ours/pack")
 
 
 # --- one process: all contenders of one workload and one number of workers --------------------------------------------
@@ -249,107 +265,8 @@ def measure(workload: Workload, folder: Path, workers: int, wanted: Sequence[str
 
 def check_whole_pass(workload: Workload, plain: Any, contender: Contender, count: int) -> None:
     """Every byte of ``count`` batches."""
-    total = count * workload.batch_size
-    sampler = RandomSampler(contender.dataset, num_samples=total, generator=torch.Generator().manual_seed(9))
-    order = RandomSampler(plain, num_samples=total, generator=torch.Generator().manual_seed(9))
-    batches = list(torch.tensor(list(order)).split(workload.batch_size))
+    sampler, batches = draw(workload, plain, contender, count, seed=0)
     loader = contender.open(sampler, batches)
-    seen = 0
     for batch, indices in zip(loader, batches, strict=True):
         workload.check(plain, batch, indices, 1)
-        seen += 1
-    assert seen == count
     contender.close(loader)
-
-
-# --- the command line -------------------------------------------------------------------------------------------------
-
-CONTENDERS = ("memcpy", "torch/plain", "ours/plain", "torch/pack", "ours/pack")
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "shmloader": shmloader.__version__,
-        "kernel": platform.release(),
-        "cpus": len(os.sched_getaffinity(0)),
-    }
-
-
-HEAD = (
-    "workload",
-    "workers",
-    "contender",
-    "us/batch",
-    "GB/s",
-    "main us",
-    "CPU s/GB",
-    "Shmem MiB",
-    "x torch",
-    "of memcpy",
-)
-
-
-def print_rows(rows: list[Row]) -> None:
-    """Print the table of one group: times, and ratios to torch on the plain dataset and to the memcpy limit."""
-    print("{:<10} {:>7} {:<12} {:>10} {:>6} {:>8} {:>9} {:>9} {:>8} {:>9}".format(*HEAD))
-    times = {row.contender: row.us_per_batch for row in rows}
-    for row in rows:
-        ratios = [
-            f"{times[base] / row.us_per_batch:.2f}" if base in times else "-" for base in ("torch/plain", "memcpy")
-        ]
-        print(
-            f"{row.workload:<10} {row.workers:>7} {row.contender:<12} {row.us_per_batch:>10.1f} {row.gb_per_s:>6.2f} "
-            f"{row.main_us_per_batch:>8.1f} {row.cpu_s_per_gb:>9.3f} {row.shmem / 2**20:>9.1f} "
-            f"{ratios[0]:>8} {ratios[1]:>9}",
-            flush=True,
-        )
-
-
-def main(script: str, workloads: Sequence[Workload], argv: list[str] | None = None) -> int:
-    """Run a benchmark's command line. ``script`` is the file that calls this: it is started again for each group."""
-    names = [workload.name for workload in workloads]
-    parser = argparse.ArgumentParser(description="Compare loaders on the same samples; see the docstring of this file.")
-    parser.add_argument("--rows", default=",".join(names), help="workloads, by comma (default: %(default)s)")
-    parser.add_argument("--workers", default="0,1,2", help="numbers of workers, by comma (default: %(default)s)")
-    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="by comma (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each contender (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the data, 3 rounds: shows that it runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round of every row to FILE")
-    parser.add_argument("--group", nargs=3, metavar=("WORKLOAD", "WORKERS", "FOLDER"), help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    wanted, by_name = options.contenders.split(","), dict(zip(names, workloads, strict=True))
-    rounds = 3 if options.quick else options.rounds
-    for given, known in ((wanted, CONTENDERS), (options.rows.split(","), names)):
-        if unknown := set(given) - set(known):
-            parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
-
-    if options.group:
-        name, workers, folder = options.group
-        rows = measure(by_name[name], Path(folder), int(workers), wanted, rounds)
-        print(json.dumps([asdict(row) for row in rows]))
-        return 0
-
-    rows = []
-    facts = machine()
-    print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    for name in options.rows.split(","):
-        with tempfile.TemporaryDirectory(prefix="shmloader-benchmark-") as text:
-            folder, workload = Path(text), by_name[name]
-            workload.write(folder, workload.samples // 4 if options.quick else workload.samples)
-            if any("pack" in contender for contender in wanted):
-                shmloader.pack(workload.load(folder), str(folder / "pack.lmdb"))
-            for workers in options.workers.split(","):
-                command = [sys.executable, script, "--rounds", str(rounds), "--contenders", options.contenders]
-                command += ["--group", name, workers, text]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-                group = [
-                    Row(**{**row, "rounds": [Round(**turn) for turn in row["rounds"]]})
-                    for row in json.loads(done.stdout)
-                ]
-                print_rows(group)
-                rows += group
-    if options.json:
-        options.json.write_text(json.dumps({"machine": facts, "rows": [asdict(row) for row in rows]}, indent=1))
-    return 0

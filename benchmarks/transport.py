@@ -11,19 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+import command
 import harness
-
-
-def random_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
-
-
-def mapped(path: Path) -> torch.Tensor:
-    """Return an ``.npy`` file as a tensor over its mapping, every page read once. Copy-on-write, but nobody writes."""
-    array = np.load(path, mmap_mode="c")
-    tensor = torch.from_numpy(array)
-    tensor.sum(dtype=torch.int64)
-    return tensor
 
 
 class ArrayDataset(Dataset[Any]):
@@ -48,7 +37,7 @@ class Arrays(harness.Workload):
 
     def write(self, folder: Path, samples: int) -> None:
         row = int(np.prod(self.shape)) * self.dtype.itemsize
-        data = random_bytes(samples * row).reshape(samples, row)
+        data = harness.random_bytes(samples * row).reshape(samples, row)
         data[:, :4] = np.arange(samples, dtype=np.int32)[:, None].view(np.uint8)
         np.save(folder / "rows.npy", data.view(self.dtype).reshape(samples, *self.shape))
 
@@ -62,7 +51,7 @@ class Arrays(harness.Workload):
         return [dataset.rows[indices]]
 
     def limit(self, folder: Path, batches: harness.Batches) -> Iterator[Any]:
-        rows = mapped(folder / "rows.npy")
+        rows = harness.mapped(folder / "rows.npy")
         buffer = torch.empty((self.batch_size, *rows.shape[1:]), dtype=rows.dtype)
         for indices in batches:
             yield torch.index_select(rows, 0, indices, out=buffer)
@@ -100,7 +89,7 @@ class Table(harness.Workload):
         return [dataset.rows[indices], indices]
 
     def limit(self, folder: Path, batches: harness.Batches) -> Iterator[Any]:
-        fields = [mapped(folder / name) for name in ("rows.npy", "labels.npy")]
+        fields = [harness.mapped(folder / name) for name in ("rows.npy", "labels.npy")]
         buffers = [torch.empty((self.batch_size, *rows.shape[1:]), dtype=rows.dtype) for rows in fields]
         for indices in batches:
             for rows, buffer in zip(fields, buffers, strict=True):
@@ -115,4 +104,4 @@ WORKLOADS = (
 )
 
 if __name__ == "__main__":
-    sys.exit(harness.main(__file__, WORKLOADS))
+    sys.exit(command.main(__file__, WORKLOADS))
