@@ -73,7 +73,8 @@ class Workload(ABC):
     def limit(self, folder: Path, batches: Batches) -> Iterator[Any]:
         """Yield what ``flat`` understands, in the cheapest way there is.
 
-        That is: rows of page-cached files, gathered into one reused buffer by one thread. Everything but the gather is prepared before the first batch is yielded.
+        That is: rows of page-cached files, gathered into one reused buffer by one thread. Everything
+        but the gather is prepared before the first batch is yielded.
         """
 
     def check(self, dataset: Any, batch: Any, indices: torch.Tensor, step: int) -> None:
