@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,27 @@ def test_photographs_are_not_written_over_a_folder(tmp_path: Path, capsys: pytes
     assert demo_photos.main([str(tmp_path)]) == 1
     assert "exists already" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
+    """From photographs to a loss that falls, under the planned limit; and it writes nowhere but where it is told."""
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "shmloader_tools.demo_train", "--work", str(work)]
+        + ["--per-class", "8", "--epochs", "3", "--rounds", "1"],
+        cwd=home,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "demo passed" in done.stdout
+    assert done.stderr == ""
+    for words in ("Samples   80", "arena_bytes", "epoch 3", "pack of pixels", "limit "):
+        assert words in done.stdout
+    assert list(home.iterdir()) == []
