@@ -2,8 +2,9 @@
 
 from .dataset import Gather, PackedDataset
 from .packing import pack
+from .report import PackReport
 from .schema import Field, Manifest
 from .verify import verify
-from .writer import PackReport, PackWriter
+from .writer import PackWriter
 
 __all__ = ["Field", "Gather", "Manifest", "PackReport", "PackWriter", "PackedDataset", "pack", "verify"]

@@ -67,20 +67,23 @@ class Column:
         """Bytes of one row while all rows have one shape, else None."""
         return self._row_bytes if self.level == FIXED else None
 
-    def check(self, value: Value) -> None:
-        """Raise Differs unless ``value`` can be a row of this field."""
+    def check(self, value: Value) -> int:
+        """Return the bytes of ``value``; raise Differs unless it can be a row of this field."""
         if value.kind != self.kind or value.dtype != self.dtype or value.array.ndim != len(self._shape):
             raise Differs(self.describe(), value.describe())
-        if value.array.nbytes > LARGEST_CHUNK:
-            raise Differs(f"at most {LARGEST_CHUNK} bytes", f"{value.array.nbytes} bytes")
+        nbytes = value.array.nbytes
+        if nbytes > LARGEST_CHUNK:
+            raise Differs(f"at most {LARGEST_CHUNK} bytes", f"{nbytes} bytes")
+        return nbytes
 
     def describe(self) -> str:
         """Say in a few words what its rows look like so far."""
         return describe(self.kind, self.dtype, tuple(self._shape))
 
-    def add(self, value: Value) -> None:
-        """Append a checked row. Copies it."""
+    def add(self, value: Value) -> bool:
+        """Append a checked row; return whether that changed the field's form. Copies it."""
         array = value.array
+        before = self.level
         if self.level == FIXED:
             if array.shape != self.first_shape:
                 self._shapes = [self.first_shape] * self.rows
@@ -91,6 +94,7 @@ class Column:
             self._shapes.append(array.shape)
         self._append(array)
         self.rows += 1
+        return self.level != before
 
     def add_rows(self, rows: npt.NDArray[Any]) -> None:
         """Append many rows of a field that is fixed. ``rows`` is contiguous, of this dtype, (n, *shape). Copies them."""
@@ -143,3 +147,8 @@ def ends(lengths: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
     offsets = np.zeros(len(lengths) + 1, np.uint32)
     np.cumsum(lengths, out=offsets[1:], dtype=np.uint32)
     return offsets
+
+
+def power_of_two(chunk_bytes: int, row_bytes: int) -> int:
+    """Return how many rows go into a chunk: the largest power of two of them that fits, at least 1."""
+    return 1 << max(0, (chunk_bytes // max(1, row_bytes)).bit_length() - 1)

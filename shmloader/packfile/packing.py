@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from typing import Any
 
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
 
 from ..errors import UnsupportedField
-from .writer import CHUNK_BYTES, PackReport, PackWriter
+from .report import PackReport
+from .writer import CHUNK_BYTES, PackWriter
 
 Progress = Callable[[int, int | None, int], None]
 """Called with (samples done, samples in all or None, bytes of values so far)."""
 
 _PROGRESS_S = 0.1
+_SLICE_ROWS = 1 << 12
 
 
 def pack(
@@ -42,7 +46,7 @@ def pack(
     bounded by a few times ``chunk_bytes``, whatever the size of the dataset. Raises PackExists, SampleMismatch (which
     names the sample, the field, and what was expected), UnsupportedField, and whatever the dataset raises.
     """
-    total, samples = _walk(dataset)
+    total, steps = _walk(dataset)
     with PackWriter(
         path,
         overwrite=overwrite,
@@ -52,8 +56,8 @@ def pack(
         encodings=encodings,
     ) as writer:
         due = time.monotonic() + _PROGRESS_S
-        for sample in samples:
-            writer.add(sample)
+        for step in steps:
+            step(writer)
             if progress is not None and time.monotonic() >= due:
                 progress(writer.samples, total, writer.payload_bytes)
                 due = time.monotonic() + _PROGRESS_S
@@ -63,7 +67,29 @@ def pack(
     return report
 
 
-def _walk(dataset: Any) -> tuple[int | None, Iterator[Any]]:
+Step = Callable[[PackWriter], None]
+
+
+def _walk(dataset: Any) -> tuple[int | None, Iterator[Step]]:
+    """Return (length or None, what to do with the writer, in order: most often to add one sample)."""
+    if type(dataset) is TensorDataset and dataset.tensors:
+        return len(dataset), _slices(dataset.tensors)
+    total, samples = _samples(dataset)
+    return total, (partial(_add, sample) for sample in samples)
+
+
+def _add(sample: Any, writer: PackWriter) -> None:
+    writer.add(sample)
+
+
+def _slices(tensors: tuple[torch.Tensor, ...]) -> Iterator[Step]:
+    """Samples that are rows of tensors need no Python for each of them."""
+    for at in range(0, len(tensors[0]), _SLICE_ROWS):
+        columns = tuple([tensor[at : at + _SLICE_ROWS] for tensor in tensors])
+        yield lambda writer, columns=columns: writer.add_columns(columns)  # type: ignore[misc]
+
+
+def _samples(dataset: Any) -> tuple[int | None, Iterator[Any]]:
     """Return (length or None, the samples in order)."""
     if isinstance(dataset, (str, bytes, Mapping)):
         raise UnsupportedField(0, "dataset", f"a {type(dataset).__name__} as a dataset")

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..errors import MisuseError
 from .structure import Node, node_from_json, node_to_json
 
 FORMAT = "shmloader-pack"
@@ -214,3 +215,12 @@ class Manifest:
 
 ChunkTable = npt.NDArray[np.int64]
 """Shape (chunks, len(CHUNK_COLUMNS))."""
+
+
+def json_copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy as JSON would give it back. Raises MisuseError for what JSON does not know."""
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
+    except (TypeError, ValueError) as fault:
+        raise MisuseError(f"metadata must be made of what JSON knows: {fault}") from fault
+    return copy

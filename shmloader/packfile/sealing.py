@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .columns import FIXED, FREE, Chunk, Column, ends
+from .columns import FIXED, FREE, Chunk, Column, ends, power_of_two
 from .environment import Item, WriteEnvironment
 from .schema import CHUNK_COLUMNS, ChunkTable, chunk_key
 from .values import Bytes
@@ -118,7 +118,7 @@ def merge_small(
             break
         allowed -= given_up
         row_bytes = columns[number].fixed_row_bytes or 0
-        rows = 1 << max(0, (chunk_bytes // max(1, row_bytes)).bit_length() - 1)
+        rows = power_of_two(chunk_bytes, row_bytes)
         records[number] = _merge(env, number, records[number], size, row_bytes, rows, padded)
 
 

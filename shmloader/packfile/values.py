@@ -13,7 +13,9 @@ from .schema import TORCH_DTYPES, storage_dtype
 Bytes = npt.NDArray[np.uint8]
 
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-_INT64 = range(-(2**63), 2**63)
+_SAME_IN_NUMPY = {storage_dtype(name): name for name in TORCH_DTYPES if storage_dtype(name).name == name}
+_NUMPY_KNOWS = frozenset(_SAME_IN_NUMPY.values())
+_LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class Unstorable(Exception):
@@ -61,7 +63,7 @@ def value_of(value: Any) -> Value:
     if isinstance(value, bool):
         return Value("bool", "bool", np.array(value))
     if isinstance(value, int):
-        if int(value) not in _INT64:
+        if not _LEAST <= value <= _MOST:
             raise Unstorable(f"the number {value}, which does not fit into 64 bits")
         return Value("int", "int64", np.array(value, np.int64))
     if isinstance(value, float):
@@ -72,20 +74,24 @@ def value_of(value: Any) -> Value:
 
 
 def _of_array(array: npt.NDArray[Any]) -> Value:
+    name = _SAME_IN_NUMPY.get(array.dtype)
+    if name is not None and array.flags.c_contiguous:
+        return Value("array", name, array)
     dtype = array.dtype.newbyteorder("=")
-    if dtype.name not in TORCH_DTYPES:
+    name = _SAME_IN_NUMPY.get(dtype)
+    if name is None:
         raise Unstorable(f"a numpy array of dtype {array.dtype}, which torch does not know")
     # ascontiguousarray makes a number one-dimensional; the reshape takes that back.
-    return Value("array", dtype.name, np.ascontiguousarray(array, dtype).reshape(array.shape))
+    return Value("array", name, np.ascontiguousarray(array, dtype).reshape(array.shape))
 
 
 def _of_tensor(tensor: torch.Tensor) -> Value:
     name = _NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         raise Unstorable(f"a tensor of dtype {tensor.dtype} and layout {tensor.layout}")
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    stored = storage_dtype(name)
-    if stored.name == name:
-        return Value("array", name, plain.numpy())
-    bits = plain.reshape(-1).view(torch.uint8).numpy().view(stored).reshape(tuple(tensor.shape))
+    if name in _NUMPY_KNOWS:
+        array = tensor.numpy(force=True)  # detached, on the CPU, neither conjugated nor negated lazily
+        return Value("array", name, array if array.flags.c_contiguous else np.array(array, order="C"))
+    plain = tensor.detach().cpu().contiguous()
+    bits = plain.reshape(-1).view(torch.uint8).numpy().view(storage_dtype(name)).reshape(tuple(tensor.shape))
     return Value("array", name, bits)

@@ -15,25 +15,27 @@ import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DataError, MisuseError, SampleMismatch, UnsupportedField
-from .columns import LARGEST_CHUNK, Column, Differs
+from ..errors import SampleMismatch, UnsupportedField
+from .bulk import Columns, take_apart
+from .columns import LARGEST_CHUNK, Column, Differs, power_of_two
 from .environment import Item, WriteEnvironment
 from .mapping import open_pack
+from .naming import name_fields
+from .report import PackReport
 from .schema import (
     ENCODINGS,
     MANIFEST_KEY,
     PROGRESS_KEY,
     SEAL_KEY,
-    Field,
     Manifest,
     chunk_key,
+    json_copy,
     require_little_endian,
     table_key,
 )
@@ -43,34 +45,6 @@ from .values import Bytes, Unstorable, Value, describe, value_of
 
 CHUNK_BYTES = 16 << 20
 _LARGEST_CHUNK_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class PackReport:
-    """What became of a packing run."""
-
-    path: str
-    samples: int
-    payload_bytes: int
-    """Bytes of the values alone."""
-    file_bytes: int
-    seconds: float
-    fields: tuple[Field, ...]
-
-    @property
-    def ratio(self) -> float:
-        """File bytes per payload byte; 1.0 for a pack without payload."""
-        return self.file_bytes / self.payload_bytes if self.payload_bytes else 1.0
-
-    @property
-    def advice(self) -> str | None:
-        """What to do about a file much larger than its payload, or None."""
-        if self.ratio <= 1.3 or self.file_bytes < 1 << 20:
-            return None
-        return (
-            "the file is much larger than its values: each sample holds only few bytes per ragged field, which cost 4 "
-            "bytes of offset each; pad them to one shape, or join fields"
-        )
 
 
 class PackWriter:
@@ -97,7 +71,7 @@ class PackWriter:
         for name, encoding in (encodings or {}).items():
             if encoding not in ENCODINGS:
                 raise ValueError(f"field {name!r}: encoding {encoding!r} is none of {', '.join(sorted(ENCODINGS))}")
-        self._metadata = _json_copy(metadata or {})
+        self._metadata = json_copy(metadata or {})
         self._encodings = dict(encodings or {})
         self._field_names = None if field_names is None else tuple(field_names)
         self._chunk_bytes = chunk_bytes
@@ -105,6 +79,7 @@ class PackWriter:
         self._columns: list[Column] = []
         self._records: list[list[ChunkRecord]] = []
         self._chunks = 0
+        self._waiting = 0  # bytes in the columns that are not in the file
         self._rows_per_chunk: int | None = None
         self.samples = 0
         """Samples added so far."""
@@ -118,7 +93,6 @@ class PackWriter:
 
     def add(self, sample: Any) -> None:
         """Add one sample. Copies its values. Raises SampleMismatch or UnsupportedField, and then has added nothing."""
-        values: list[Value] = []
         if self._structure is None:
             self._begin(sample)
         assert self._structure is not None
@@ -128,57 +102,28 @@ class PackWriter:
         except StructureDiffers as differs:
             name = ".".join(differs.path) or "sample"
             raise SampleMismatch(self.samples, name, differs.expected, differs.found) from None
+        values: list[Value] = []
+        nbytes = 0
         for column, leaf in zip(self._columns, leaves, strict=True):
             try:
                 value = value_of(leaf)
-                column.check(value)
+                nbytes += column.check(value)
             except Unstorable as fault:
                 raise UnsupportedField(self.samples, column.name, fault.found) from None
             except Differs as differs:
                 raise SampleMismatch(self.samples, column.name, differs.expected, differs.found) from None
             values.append(value)
-        nbytes = sum([value.array.nbytes for value in values])
-        if self._waiting() + nbytes > LARGEST_CHUNK:
-            self._flush()
-        for column, value in zip(self._columns, values, strict=True):
-            column.add(value)
-        self.samples += 1
-        self.payload_bytes += nbytes
-        self._flush_if_full()
+        self._add_values(values, nbytes)
 
-    def add_columns(self, columns: Mapping[str, Any] | Sequence[Any] | npt.NDArray[Any]) -> None:
+    def add_columns(self, columns: Columns) -> None:
         """Add many samples at once: arrays or tensors of the same first axis, sample i being made of their rows i.
 
         A dict of arrays makes samples that are dicts, a tuple or list tuples, one array single values. No Python per
         sample as long as the rows keep their shape. Copies. Raises SampleMismatch, UnsupportedField, ValueError.
         """
-        parts: list[Any]
-        if isinstance(columns, Mapping):
-            names, parts = [str(name) for name in columns], list(columns.values())
-        elif isinstance(columns, (tuple, list)):
-            names, parts = [str(i) for i in range(len(columns))], list(columns)
-        else:
-            names, parts = ["0"], [columns]
-        arrays: list[Value] = []
-        for name, part in zip(names, parts, strict=True):
-            try:
-                value = value_of(part)
-            except Unstorable as fault:
-                raise UnsupportedField(self.samples, name, fault.found) from None
-            if value.kind != "array" or value.array.ndim == 0:
-                raise UnsupportedField(self.samples, name, f"{value.describe()} as a whole column")
-            arrays.append(value)
-        count = len(arrays[0].array) if arrays else 0
-        for name, value in zip(names, arrays, strict=True):
-            if len(value.array) != count:
-                raise ValueError(f"column {name!r} has {len(value.array)} rows, column {names[0]!r} has {count}")
+        first, arrays, count = take_apart(columns, self.samples)
         if not count:
             return
-        rows: list[Any] = [_row(part, 0) for part in parts]
-        if isinstance(columns, Mapping):
-            first: Any = dict(zip(columns, rows, strict=True))
-        else:
-            first = tuple(rows) if isinstance(columns, (tuple, list)) else rows[0]
         if self._structure is None:
             self._begin(first)
         self._add_rows(first, arrays, count)
@@ -197,9 +142,8 @@ class PackWriter:
             fits = fits and column.fixed_row_bytes is not None and column.first_shape == value.array.shape[1:]
         if not fits:
             for i in range(count):
-                for column, value in zip(self._columns, arrays, strict=True):
-                    column.add(Value("array", value.dtype, value.array[i]))
-                self._count(1, sum([value.array[i].nbytes for value in arrays]))
+                row = [Value("array", value.dtype, np.asarray(value.array[i])) for value in arrays]
+                self._add_values(row, sum([value.array.nbytes for value in row]))
             return
         row_bytes = sum([value.array[0].nbytes for value in arrays])
         at = 0
@@ -210,7 +154,17 @@ class PackWriter:
             self._count(until - at, (until - at) * row_bytes)
             at = until
 
+    def _add_values(self, values: list[Value], nbytes: int) -> None:
+        """Append one checked row of ``nbytes`` to the columns."""
+        if self._waiting + nbytes > LARGEST_CHUNK:
+            self._flush()
+        for column, value in zip(self._columns, values, strict=True):
+            if column.add(value):
+                self._rows_per_chunk = self._limit()
+        self._count(1, nbytes)
+
     def _count(self, rows: int, nbytes: int) -> None:
+        self._waiting += nbytes
         self.samples += rows
         self.payload_bytes += nbytes
         self._flush_if_full()
@@ -221,7 +175,7 @@ class PackWriter:
             structure, paths = infer(sample)
         except UnusableKey as fault:
             raise UnsupportedField(self.samples, ".".join(fault.path) or "sample", fault.found) from None
-        names = _names(paths, self._field_names, structure)
+        names = name_fields(paths, structure, self._field_names)
         leaves: list[Any] = []
         flatten(sample, structure, leaves)
         columns = []
@@ -239,39 +193,35 @@ class PackWriter:
             raise ValueError(f"encodings name the fields {sorted(unknown)}, but the samples have {names}")
         self._structure, self._columns = structure, columns
         self._records = [[] for _ in columns]
+        self._rows_per_chunk = self._limit()
 
     # --- chunks out ---------------------------------------------------------------------------------------------------
 
-    def _waiting(self) -> int:
-        return sum([column.nbytes for column in self._columns])
-
     def _limit(self) -> int | None:
         """Return the rows per chunk while all fields are fixed: a power of two, so that readers need only shift."""
-        sizes = [column.fixed_row_bytes for column in self._columns]
         row_bytes = 0
-        for size in sizes:
+        for column in self._columns:
+            size = column.fixed_row_bytes
             if size is None:
                 return None
             row_bytes += size
-        return 1 << max(0, (self._chunk_bytes // max(1, row_bytes)).bit_length() - 1)
+        return power_of_two(self._chunk_bytes, row_bytes)
 
     def _room(self, row_bytes: int) -> int:
         """Return how many rows of ``row_bytes`` may be added before the next look at whether the chunk is full."""
-        limit = self._limit()
-        rows = self._columns[0].rows if self._columns else 0
-        if limit is not None:
-            return max(1, limit - rows)
-        return max(1, (self._chunk_bytes - self._waiting()) // max(1, row_bytes))
+        if self._rows_per_chunk is not None:
+            return max(1, self._rows_per_chunk - self._columns[0].rows)
+        return max(1, (self._chunk_bytes - self._waiting) // max(1, row_bytes))
 
     def _flush_if_full(self) -> None:
         if not self._columns:
             return
-        limit = self._limit()
-        if limit is None:
+        rows = self._columns[0].rows
+        if self._rows_per_chunk is None:
             # Offsets take memory too; rows of no bytes at all must not collect for ever.
-            full = self._waiting() + 16 * self._columns[0].rows >= self._chunk_bytes
+            full = self._waiting + 16 * rows >= self._chunk_bytes
         else:
-            full = self._columns[0].rows >= limit
+            full = rows >= self._rows_per_chunk
         if full:
             self._flush()
 
@@ -299,6 +249,7 @@ class PackWriter:
         for records, record in zip(self._records, made, strict=True):
             records.append(record)
         self._chunks += 1
+        self._waiting = 0
 
     @property
     def samples_committed(self) -> int:
@@ -369,38 +320,3 @@ class PackWriter:
             self.seal()
         else:
             self.discard()
-
-
-def _row(part: Any, index: int) -> Any:
-    return np.asarray(part[index]) if isinstance(part, np.ndarray) else part[index]
-
-
-def _names(paths: list[tuple[str, ...]], given: tuple[str, ...] | None, structure: Node) -> list[str]:
-    """Return a unique name for each leaf. ``given`` names the parts of the outermost tuple, or the single value."""
-    if given is not None:
-        parts = 1 if paths == [()] else len(getattr(structure, "children", ()))
-        if len(given) != parts or len(set(given)) != len(given):
-            raise DataError(
-                f"field_names {list(given)} do not name the {parts} parts of a sample, each by another name"
-            )
-        if paths == [()]:
-            return list(given)
-        order = list(dict.fromkeys(path[0] for path in paths))
-        renamed = dict(zip(order, given, strict=False)) if len(order) == parts else {}
-        paths = [(renamed.get(path[0], path[0]), *path[1:]) for path in paths]
-    names: list[str] = []
-    for path in paths:
-        name = base = ".".join(path) or "0"
-        again = 2
-        while name in names:  # {"a.b": ..., "a": {"b": ...}}
-            name, again = f"{base}~{again}", again + 1
-        names.append(name)
-    return names
-
-
-def _json_copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        copy: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
-    except (TypeError, ValueError) as fault:
-        raise MisuseError(f"metadata must be made of what JSON knows: {fault}") from fault
-    return copy
