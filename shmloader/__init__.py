@@ -2,7 +2,8 @@
 
     from shmloader import DataLoader, PackedDataset
 
-Workers write collated batches straight into a pre-allocated shared arena; the main process hands out views of its slots.
+Workers write collated batches straight into a pre-allocated shared arena; the main process hands out views of its
+slots.
 """
 
 from .arena import ArenaStats
@@ -26,12 +27,14 @@ from .errors import (
     SharedMemoryFull,
     ShmLoaderError,
     SlotMisuse,
+    UnequalSamples,
     UnsupportedField,
     WorkerDied,
     WorkerError,
     WorkerTimeout,
 )
 from .loader import DataLoader, LoaderStats
+from .packfile import PackedDataset, PackReport, pack
 
 __version__ = "0.1.0"
 
@@ -51,15 +54,19 @@ __all__ = [
     "PackError",
     "PackExists",
     "PackNotFound",
+    "PackReport",
     "PackUnfinished",
     "PackVersionError",
+    "PackedDataset",
     "ResourceError",
     "SampleMismatch",
     "SharedMemoryFull",
     "ShmLoaderError",
     "SlotMisuse",
+    "UnequalSamples",
     "UnsupportedField",
     "WorkerDied",
     "WorkerError",
     "WorkerTimeout",
+    "pack",
 ]

@@ -1,21 +1,13 @@
-"""Slots in a segment: their states, their moves, growth under the cap, and the numbers that tell about them.
+"""Slots in a segment: who has which, growth under the cap, and the numbers that tell about them. Their states: slot.py.
 
-              grant           publish          lend
-      FREE ──────────▶ GRANTED ──────▶ READY ──────────▶ LENT
-       ▲ ◀── reclaim ───┘                │                 │
-       ├───────────── reclaim ───────────┘                 │
-       └───────────── give_back (its last view is gone) ───┘
-      FREE ── retire ──▶ RETIRED (its pages went back to the system)
-      GRANTED, READY ── quarantine ──▶ QUARANTINED ── release ──▶ FREE (once the worker that still looks at it has ended)
-
-Rule 1: every move is in MOVES; nothing outside this file writes a state.
-Rule 2: a slot in GRANTED has one writer, the worker that holds the ticket; the main process makes all moves. It reclaims a
-        GRANTED slot only after its worker has answered or has been reaped, so no lock is ever shared between processes.
-Rule 3: LENT ends by itself: the lease hangs on a buffer object over exactly this slot's bytes, which every tensor, slice and
-        ``.numpy()`` keeps alive. Its finaliser may run in any thread and inside any allocation, so it only appends
-        the slot to ``_returned``; the next move of the loader picks it up from there.
-Rule 4: the cap counts committed bytes, over all arenas that share it. A slot may be larger than others: ragged giants get
-        a slot of their own size.
+Rule 1: a slot in GRANTED has one writer, the worker that holds the ticket; the main process makes all moves. It
+        reclaims a GRANTED slot only after its worker has answered or has been reaped, so no lock is ever shared
+        between processes.
+Rule 2: LENT ends by itself: the lease hangs on a buffer object over exactly this slot's bytes, which every tensor,
+        slice and ``.numpy()`` keeps alive. Its finaliser may run in any thread and inside any allocation, so it only
+        appends the slot to ``_returned``; the next move of the loader picks it up from there.
+Rule 3: the cap counts committed bytes, over all arenas that share it. A slot may be larger than others: ragged giants
+        get a slot of their own size.
 """
 
 from __future__ import annotations
@@ -24,87 +16,16 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BatchTooLarge, SharedMemoryFull, SlotMisuse
+from .cap import Cap
+from .errors import BatchTooLarge, SharedMemoryFull
 from .extents import Extents
 from .segment import PAGE, Segment, round_up
-
-
-# A slot's states are plain strings: they are compared and hashed at C speed, several times a batch.
-FREE, GRANTED, READY, LENT, RETIRED = "free", "granted", "ready", "lent", "retired"
-QUARANTINED = "quarantined"
-
-MOVES: dict[tuple[str, str], str] = {
-    (FREE, "grant"): GRANTED,
-    (GRANTED, "publish"): READY,
-    (GRANTED, "reclaim"): FREE,
-    (READY, "lend"): LENT,
-    (READY, "reclaim"): FREE,
-    (LENT, "give_back"): FREE,
-    (FREE, "retire"): RETIRED,
-    (GRANTED, "quarantine"): QUARANTINED,
-    (READY, "quarantine"): QUARANTINED,
-    (QUARANTINED, "release"): FREE,
-}
-
-
-class Slot:
-    """A piece of the arena that one batch occupies: ``nbytes`` committed bytes at ``offset``."""
-
-    __slots__ = ("__weakref__", "index", "lease", "nbytes", "offset", "on_last_view_gone", "state")
-
-    def __init__(self, index: int, offset: int, nbytes: int, returned: Callable[[Slot], None]) -> None:
-        self.index = index
-        self.offset = offset
-        self.nbytes = nbytes
-        self.state = FREE
-        self.lease: weakref.ref[npt.NDArray[np.uint8]] | None = None
-        self.on_last_view_gone: Callable[[object], None] = lambda _: returned(self)
-
-    def move(self, event: str) -> None:
-        """Make a move of MOVES, or raise SlotMisuse with the moves that are legal here."""
-        try:
-            self.state = MOVES[self.state, event]
-        except KeyError:
-            legal = tuple(e for s, e in MOVES if s == self.state)
-            raise SlotMisuse(self.index, self.state, event, legal) from None
-
-    def __repr__(self) -> str:
-        return f"Slot({self.index}, {self.state}, offset={self.offset}, nbytes={self.nbytes})"
-
-
-class Cap:
-    """The one number: bytes that all arenas of a loader may commit together. ``limit`` None: only the host limits."""
-
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-        self.used = 0
-        self.peak = 0
-        self._orphans: list[tuple[deque[Slot], int, int]] = []
-
-    def room(self) -> int | None:
-        """Bytes that may still be committed; None if the host alone decides."""
-        for orphan in [o for o in self._orphans if len(o[0]) == o[1]]:
-            self._orphans.remove(orphan)
-            self.used -= orphan[2]
-        return None if self.limit is None else self.limit - self.used
-
-    def adopt(self, returned: deque[Slot], lent: int, nbytes: int) -> None:
-        """Go on counting the ``nbytes`` of a closed arena until its ``lent`` slots have all come back.
-
-        Its pages belong to one mapping, which lives as long as the last of their views.
-        """
-        self._orphans.append((returned, lent, nbytes))
-
-    def add(self, nbytes: int) -> None:
-        """Count ``nbytes`` more (negative: fewer) committed bytes."""
-        self.used += nbytes
-        self.peak = max(self.peak, self.used)
+from .slot import FREE, GRANTED, LENT, QUARANTINED, READY, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +83,8 @@ class Arena:
         self._made = 0
         self._lock = threading.Lock()
 
-    # --- raw pieces: control blocks ------------------------------------------------------------------------------------
+    # --- raw pieces: control blocks
+    # ------------------------------------------------------------------------------------
 
     def take_piece(self, nbytes: int) -> int:
         """Commit a piece of at least ``nbytes`` that is no slot; return its offset. Raises SharedMemoryFull.
@@ -206,7 +128,8 @@ class Arena:
         self._extents.give(offset // PAGE, nbytes // PAGE)
         self.cap.add(-nbytes)
 
-    # --- a slot's life -------------------------------------------------------------------------------------------------
+    # --- a slot's life
+    # -------------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
         """Make the slots whose last view has died FREE again."""
@@ -222,7 +145,8 @@ class Arena:
             self._free.append(slot)
 
     def grant(self, need: int = 0) -> Slot | None:
-        """Return a FREE slot of at least ``max(need, slot_bytes)`` bytes, now GRANTED, or None if there is none to be had.
+        """Return a FREE slot of at least ``max(need, slot_bytes)`` bytes, now GRANTED, or None if there is none to be
+        had.
 
         Raises BatchTooLarge if ``need`` can never be met.
         """
@@ -333,10 +257,12 @@ class Arena:
         room = self.cap.room()
         return len(self._slots) < self._most() and (room is None or room >= max(self.slot_bytes, PAGE))
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end
+    # -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give all memory back that no view looks at. Lent batches stay right until their last view is gone. Idempotent.
+        """Give all memory back that no view looks at. Lent batches stay right until their last view is gone.
+        Idempotent.
 
         A forked child of the owner only lets go of its own handle.
         """

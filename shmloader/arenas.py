@@ -13,8 +13,9 @@ import threading
 import weakref
 from typing import Any
 
-from .arena import Arena, Cap
+from .arena import Arena
 from .budget import plan_arena, slots_minimum
+from .cap import Cap
 from .errors import SharedMemoryFull
 from .limits import Limit, mount_limit, shared_memory_limit
 from .segment import PAGE, SHM_ROOT, Segment, round_up

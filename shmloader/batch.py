@@ -1,9 +1,9 @@
 """Slot to batch: build the user's batch as views of a lent slot. Never copies.
 
-``compile_layout`` turns a layout into one closure, which is kept as long as batches of this layout come; each batch then costs
-one ``torch.frombuffer`` per tensor. Every view has a storage of its own that begins at its bytes and holds a reference
-to ``base``, the array that is the lease: slices, ``.numpy()``, ``detach()`` and single rows keep the slot lent, and
-``torch.save`` of one field writes that field alone.
+``compile_layout`` turns a layout into one closure, which is kept as long as batches of this layout come; each batch
+then costs one ``torch.frombuffer`` per tensor. Every view has a storage of its own that begins at its bytes and holds
+a reference to ``base``, the array that is the lease: slices, ``.numpy()``, ``detach()`` and single rows keep the slot
+lent, and ``torch.save`` of one field writes that field alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MANY = 16
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts views where the worker lifted tensors and arrays out; one leaf gives one object, however often it is named."""
+    """Puts views where the worker lifted tensors and arrays out; one leaf gives one object, however often it is
+    named."""
 
     def __init__(self, payload: bytes, views: list[Any]) -> None:
         super().__init__(io.BytesIO(payload))

@@ -2,8 +2,8 @@
 
     samples ──default collate──▶ torch.stack(..., out=view of the slot)      no copy after it
 
-``SlotWriter`` hands out views of one slot, front to back. What does not fit stays on the heap, and the writer goes on counting,
-so that after one attempt the size is known that would have fitted.
+``SlotWriter`` hands out views of one slot, front to back. What does not fit stays on the heap, and the writer goes on
+counting, so that after one attempt the size is known that would have fitted.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def _one_dtype(batch: list[torch.Tensor]) -> bool:
     dtype = batch[0].dtype
     try:
-        return all([tensor.dtype is dtype for tensor in batch])
+        return all(tensor.dtype is dtype for tensor in batch)
     except AttributeError:  # not tensors all of them: torch.stack says so
         return False
 
@@ -97,9 +97,10 @@ def _one_dtype(batch: list[torch.Tensor]) -> bool:
 def in_place_collate_map(writer_of: Callable[[], SlotWriter | None]) -> CollateMap:
     """Return torch's table of collate functions with those for tensors and numbers writing into the current slot.
 
-    ``writer_of`` returns the writer of the batch at hand, or None outside of a batch. All rules (which types, which containers,
-    which errors) stay torch's; functions that a user registered in ``default_collate_fn_map`` stay his. Tensors of unequal
-    dtypes become the dtype that holds them all, as with torch's num_workers=0; its workers would cut them to the first's.
+    ``writer_of`` returns the writer of the batch at hand, or None outside of a batch. All rules (which types, which
+    containers, which errors) stay torch's; functions that a user registered in ``default_collate_fn_map`` stay his.
+    Tensors of unequal dtypes become the dtype that holds them all, as with torch's num_workers=0; its workers would
+    cut them to the first's.
     """
     stock = dict(default_collate_fn_map)
     stack_stock = stock[torch.Tensor]

@@ -1,5 +1,7 @@
 """A finished slot becomes the user's batch: lent if the slot can be spared, copied if not.
 
+Two ways lead there:
+
     READY ──lend──▶ views of the slot                 the normal way: no byte is copied
     READY ──copy──▶ views of a heap copy, slot FREE   when the user keeps so many batches that workers would run dry
 """
@@ -13,9 +15,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .arena import Arena, Slot
+from .arena import Arena
 from .batch import Build, compile_layout
 from .errors import CopiedOutWarning, human_bytes
+from .slot import Slot
 
 
 @dataclass
@@ -45,7 +48,8 @@ class Delivery:
         self._warned = False
 
     def build_of(self, slot: Slot, worker: int, number: int, offset: int, nbytes: int) -> Build:
-        """Return the builder of a batch's layout: known under the worker's ``number``, or ``nbytes`` of pickle in the slot."""
+        """Return the builder of a batch's layout: known under the worker's ``number``, or ``nbytes`` of pickle in the
+        slot."""
         if not nbytes:
             return self._builds[worker, number]
         start = slot.offset + offset
@@ -62,7 +66,8 @@ class Delivery:
         return slots >= self._keep_back or arena.could_grow()
 
     def deliver(self, slot: Slot, build: Build, used: int) -> Any:
-        """Return the batch of a READY slot, whose first ``used`` bytes are its own. Lends or copies; see this module."""
+        """Return the batch of a READY slot, whose first ``used`` bytes are its own. Lends or copies; see this
+        module."""
         counters = self._counters
         counters.batches += 1
         counters.payload_bytes += used
@@ -78,7 +83,8 @@ class Delivery:
         return base
 
     def deliver_kept(self, slot: Slot, build: Build, used: int) -> Any:
-        """Return the batch of a READY slot at which its worker still looks: as a copy. The slot is not used any more."""
+        """Return the batch of a READY slot at which its worker still looks: as a copy. The slot is not used any
+        more."""
         self._counters.batches += 1
         self._counters.payload_bytes += used
         base = self._arena.segment.memory[slot.offset : slot.offset + used].copy()
@@ -94,8 +100,8 @@ class Delivery:
             limit = "the host's memory" if stats.limit is None else human_bytes(stats.limit)
             warnings.warn(
                 f"{stats.lent} of {stats.slots} slots hold batches that are still in use, so further batches are "
-                f"delivered as copies, which are right but slower; drop old batches, or raise arena_bytes= (now {limit}) "
-                "to keep more of them in shared memory",
+                "delivered as copies, which are right but slower; drop old batches, or raise arena_bytes= "
+                f"(now {limit}) to keep more of them in shared memory",
                 CopiedOutWarning,
                 stacklevel=2,
             )

@@ -37,7 +37,6 @@ _SPLIT = 4
 """So many tensors of one dtype and trailing shape in a list are laid end to end and cut apart again by the receiver."""
 
 
-
 def _dense_strides(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether elements fill one block without gap or overlap, in whatever order of axes (channels last, transposed)."""
     expected = 1
@@ -79,8 +78,8 @@ class _Lifter(pickle.Pickler):
 class BatchDescription:
     """The description of one finished batch (``root``) and the copies that it still needs.
 
-    ``end`` is the end of the payload, inside the slot or not. If it fits, ``copy_pending`` does the copies. If not, what was
-    born in the slot (``born_until``) is saved, and ``move_to`` goes on in another slot.
+    ``end`` is the end of the payload, inside the slot or not. If it fits, ``copy_pending`` does the copies. If not,
+    what was born in the slot (``born_until``) is saved, and ``move_to`` goes on in another slot.
     """
 
     def __init__(self, batch: Any, writer: SlotWriter) -> None:

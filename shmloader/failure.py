@@ -1,7 +1,7 @@
 """An exception on its way from a worker to the main process, whatever it is made of.
 
-torch sends an exception's class and the text of its traceback, and rebuilds ``class(text)``. That loses exceptions whose
-constructor wants other arguments, and those that cannot be pickled never arrive. Here both the class and the
+torch sends an exception's class and the text of its traceback, and rebuilds ``class(text)``. That loses exceptions
+whose constructor wants other arguments, and those that cannot be pickled never arrive. Here both the class and the
 object travel, each only if it can; the text always does. ``reraise`` uses the best that arrived:
 
     class(text)  as torch does, so that ``except`` clauses and messages are the same

@@ -2,8 +2,9 @@
 
     Recipe ──▶ Fetcher.fetch(indices, writer) ──▶ batch whose tensors were born in the slot where possible
 
-Which rows a dataset gives, how an iterable one ends and what ``drop_last`` means there stay torch's business: its own fetchers are
-used. Here is only what torch's cannot do: say which index failed, and hand the slot to the collate function.
+Which rows a dataset gives, how an iterable one ends and what ``drop_last`` means there stay torch's business: its own
+fetchers are used. Here is only what torch's cannot do: say which index failed, and hand the slot to the collate
+function.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Recipe:
 class Fetcher:
     """Fetches batches of one recipe, one at a time. ``failed_index`` tells where the last ``fetch`` raised, if known.
 
-    ``redirecting``: also let a user's collate_fn, and default_collate where the user's code calls it, write into the slot.
+    ``redirecting``: also let a user's collate_fn, and default_collate where the user's code calls it, write into the
+    slot.
     """
 
     def __init__(self, recipe: Recipe, *, redirecting: bool) -> None:
@@ -93,7 +95,8 @@ class Fetcher:
             return self._recipe.collate_fn(samples)
 
     def learn(self, arrived: Callable[[Any], bool], copied_bytes: int) -> None:
-        """Tell what became of the last batch: which tensors made in the slot ``arrived`` in it, and how much was copied."""
+        """Tell what became of the last batch: which tensors made in the slot ``arrived`` in it, and how much was
+        copied."""
         if self._redirect is not None:
             self._redirect.end(arrived, copied_bytes)
 
@@ -117,7 +120,7 @@ class Fetcher:
             dataset = self._recipe.dataset
             try:
                 for index in indices:
-                    samples.append(dataset[index])  # noqa: PERF401 - the length tells which index raised
+                    samples.append(dataset[index])  # its length tells which index raised
             except Exception:
                 self.failed_index = indices[len(samples)]
                 raise

@@ -2,9 +2,9 @@
 
     indices (int64, from the ticket) ──▶ field.gather(indices, out=view of the slot) ──▶ layout known in advance
 
-This works where nothing stands between the pack and the batch: a ``PackedDataset`` (or ``torch.utils.data.Subset`` of one)
-without transform, whose selected fields are all of fixed shape, and torch's default collate. ``Gatherer.of`` says whether
-it does; all other datasets take the general way (fetch.py).
+This works where nothing stands between the pack and the batch: a ``PackedDataset`` (or ``torch.utils.data.Subset`` of
+one) without transform, whose selected fields are all of fixed shape, and torch's default collate. ``Gatherer.of``
+says whether it does; all other datasets take the general way (fetch.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _leaves(node: Node) -> list[TensorLeaf]:
 
 
 class Gatherer:
-    """Gathers batches of one pack into slots of one memory. Keeps, per slot and batch length, the views that it writes to."""
+    """Gathers batches of one pack into slots of one memory. Keeps, per slot and batch length, the views that it
+    writes to."""
 
     def __init__(self, dataset: PackedDataset, mapping: Indices | None, root: Node, memory: Memory) -> None:
         self._fields = dataset.gather.fields
@@ -134,7 +135,8 @@ class Gatherer:
         return known
 
     def gather(self, indices: Indices, rows_at: RowLayout, origin: int) -> None:
-        """Copy the rows of ``indices`` from the pack into the slot at ``origin``. One call a field, no Python per sample.
+        """Copy the rows of ``indices`` from the pack into the slot at ``origin``. One call a field, no Python per
+        sample.
 
         Raises IndexError for an index outside the dataset.
         """

@@ -6,8 +6,9 @@
          └───────────┴──────────────┴──────────────┴── ─ ─ ──┴────────────────┴─────────┘
     offset 0         all offsets below count from the slot's first byte
 
-A *node* describes one value of a batch; together they form a tree of the batch's own shape. Tensors and arrays are leaves
-that point into the slot; all else is carried by value. Nodes are tuples: they compare, hash and pickle at C speed.
+A *node* describes one value of a batch; together they form a tree of the batch's own shape. Tensors and arrays are
+leaves that point into the slot; all else is carried by value. Nodes are tuples: they compare, hash and pickle at C
+speed.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class ArrayLeaf(NamedTuple):
 
 
 class SplitLeaf(NamedTuple):
-    """A list or tuple of tensors that share dtype and trailing shape, end to end in the slot: boxes of 64 images, say."""
+    """A list or tuple of tensors that share dtype and trailing shape, end to end in the slot: boxes of 64 images,
+    say."""
 
     as_list: bool
     dtype: torch.dtype

@@ -2,8 +2,8 @@
 
     main process ──holds the only write end── ═══pipe═══ ──read end── worker
 
-When the main process ends, in whatever way, the kernel closes the write end. A worker that waits sees its read end become
-readable at once. A worker that is busy, even in C code that never returns, is killed by the kernel: its read end
+When the main process ends, in whatever way, the kernel closes the write end. A worker that waits sees its read end
+become readable at once. A worker that is busy, even in C code that never returns, is killed by the kernel: its read end
 is armed to raise SIGKILL, so no orphan goes on working, sleeping or holding a GPU's device files.
 """
 

@@ -51,16 +51,17 @@ class LoaderStats:
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """torch's DataLoader, whose workers write batches into a shared arena that the main process hands out as views.
 
-    All arguments of ``torch.utils.data.DataLoader`` mean what they mean there, and the same seed gives the same batches. New are:
+    All arguments of ``torch.utils.data.DataLoader`` mean what they mean there, and the same seed gives the same
+    batches. New are:
 
     ``arena_bytes``: the most shared memory that this loader may ever commit, in bytes or as text (``"2GiB"``), control
     pages aside (less than a page per slot). None: what ``num_workers``, ``prefetch_factor`` and the batch need.
     ``arena_backing``: ``"auto"`` (posix shared memory, or memfd where that is small or missing), ``"posix"``,
     ``"memfd"``, or a directory for the memory's file, which has no name there either.
 
-    A batch's tensors are views of a slot that this batch owns until the last view of it is gone; keeping them is always right.
-    Who keeps many gets copies from some number on (``stats().copied_out``). ``close()``, ``with``, garbage collection
-    and the end of the program give everything back.
+    A batch's tensors are views of a slot that this batch owns until the last view of it is gone; keeping them is
+    always right. Who keeps many gets copies from some number on (``stats().copied_out``). ``close()``, ``with``,
+    garbage collection and the end of the program give everything back.
     """
 
     def __init__(
@@ -191,6 +192,7 @@ def _warn_unpinned() -> None:
     if not _warned_unpinned:
         _warned_unpinned = True
         warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
+            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be "
+            "used.",
             stacklevel=4,
         )

@@ -3,8 +3,8 @@
     main ── tickets ──▶ ┌─┬─┬─┬─┐ ──▶ worker        one ring a direction and worker, one writer and one reader each,
          ◀── replies ── └─┴─┴─┴─┘                   64 bytes a message, read in the order written
 
-A message is written into the ring first and announced by the doorbell after; the reader reads as many messages as it took rings.
-No more than ``capacity`` messages are ever under way, which the sender's own rules ensure (see pool.py).
+A message is written into the ring first and announced by the doorbell after; the reader reads as many messages as it
+took rings. No more than ``capacity`` messages are ever under way, which the sender's own rules ensure (see pool.py).
 """
 
 from __future__ import annotations

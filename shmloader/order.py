@@ -1,8 +1,8 @@
 """Which samples, in which batches: the order of one epoch, exactly as torch's samplers give it, without Python lists.
 
-For torch's own ``BatchSampler`` over a ``SequentialSampler`` or ``RandomSampler`` the batches are slices of one int64 array (8 bytes a
-sample); the draws from the generators are the same, at the same moments, so the same seed gives the same batches. All
-other samplers are iterated as they are, and may yield whatever they like.
+For torch's own ``BatchSampler`` over a ``SequentialSampler`` or ``RandomSampler`` the batches are slices of one int64
+array (8 bytes a sample); the draws from the generators are the same, at the same moments, so the same seed gives the
+same batches. All other samplers are iterated as they are, and may yield whatever they like.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def _sequential(length: int) -> Iterator[Indices]:
 
 
 def _permutations(sampler: RandomSampler) -> Iterator[Indices]:
-    """Yield the runs of ``RandomSampler.__iter__``, with its draws: a seed if it has no generator, then permutations."""
+    """Yield the runs of ``RandomSampler.__iter__``, with its draws: a seed if it has no generator, then
+    permutations."""
     length = len(sampler.data_source)
     if sampler.generator is None:
         generator = torch.Generator()

@@ -1,8 +1,8 @@
 """One pass over a loader: what all iterators share, and the iterator without workers.
 
-``Pass`` stands where torch's ``_BaseDataLoaderIter`` stands and draws the same random numbers from the same generators at the same
-moments: first the sampler is iterated, then the base seed is drawn. ``InProcessPass`` reads and collates in the main
-process, into slots of the same arena that workers would use.
+``Pass`` stands where torch's ``_BaseDataLoaderIter`` stands and draws the same random numbers from the same
+generators at the same moments: first the sampler is iterated, then the base seed is drawn. ``InProcessPass`` reads
+and collates in the main process, into slots of the same arena that workers would use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils.data.dataloader import (
 )
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
-from .arena import Arena, Slot
+from .arena import Arena
 from .batch import Build, compile_layout
 from .collate import Memory, SlotWriter
 from .delivery import Counters, Delivery
@@ -33,6 +33,7 @@ from .errors import IteratorClosed
 from .fetch import Fetcher, Recipe
 from .gathering import Gatherer
 from .order import index_batches
+from .slot import Slot
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

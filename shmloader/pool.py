@@ -2,8 +2,9 @@
 
     start ──▶ n processes, each with two rings in the arena's segment, two doorbells, one life line ──▶ stop
 
-``stop`` is the one place that tears everything down. It runs once, whoever asks for it: the iterator at its end, ``close()``,
-garbage collection, or the interpreter's exit. It never waits longer than a second or so, whatever the workers do.
+``stop`` is the one place that tears everything down. It runs once, whoever asks for it: the iterator at its end,
+``close()``, garbage collection, or the interpreter's exit. It never waits longer than a second or so, whatever the
+workers do.
 
 Descriptors in the main process: per worker two bells, a life line and a process sentinel, and two per pool; constant,
 whatever is sent. The control block in the segment:
@@ -28,13 +29,14 @@ import torch.multiprocessing
 
 from .arena import Arena
 from .doorbell import Doorbell
+from .failure import find_unpicklable
 from .fetch import Recipe
 from .lifeline import LifeLine
-from .failure import find_unpicklable
 from .mailbox import MESSAGE_BYTES, STOP, Inbox, Outbox, Ticket
+from .orders import WorkerOrders
 from .segment import round_up
 from .witness import Witness
-from .worker import WorkerOrders, worker_main
+from .worker import worker_main
 
 GRACE_S = 0.7
 """Seconds that workers have to leave by themselves; then they are terminated, and killed."""
@@ -127,7 +129,9 @@ class Pool:
         try:
             process.start()
         except (TypeError, AttributeError, pickle.PicklingError) as error:
-            culprit = find_unpicklable(dataset=recipe.dataset, collate_fn=recipe.collate_fn, worker_init_fn=worker_init_fn)
+            culprit = find_unpicklable(
+                dataset=recipe.dataset, collate_fn=recipe.collate_fn, worker_init_fn=worker_init_fn
+            )
             if culprit is None:
                 raise
             raise type(error)(

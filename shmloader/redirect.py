@@ -2,12 +2,13 @@
 
     collate_fn(samples) ──torch.stack(images)──▶ Redirect ──▶ torch.stack(images, out=view of the slot)
 
-Only results that end up in the batch are worth it; an intermediate one would only take room. So the first batch redirects every
-call that it can, looks which results arrived, and from then on redirects the calls of those numbers alone (the third call,
-the fifth). A collate_fn that calls differently each time costs a copy, nothing else; it is looked at again now and then.
+Only results that end up in the batch are worth it; an intermediate one would only take room. So the first batch
+redirects every call that it can, looks which results arrived, and from then on redirects the calls of those numbers
+alone (the third call, the fifth). A collate_fn that calls differently each time costs a copy, nothing else; it is
+looked at again now and then.
 
-A result that collate_fn keeps for itself, in a cache say, must not be overwritten by a later batch. The worker notices that (see
-worker.py) and then neither reuses that slot nor redirects again.
+A result that collate_fn keeps for itself, in a cache say, must not be overwritten by a later batch. The worker
+notices that (see worker.py) and then neither reuses that slot nor redirects again.
 """
 
 from __future__ import annotations
@@ -111,9 +112,7 @@ def _join(writer: SlotWriter, func: Callable[..., Any], args: Any, kwargs: dict[
         shape.insert(dim, len(tensors))
     else:
         rest = (*shape[:dim], *shape[dim + 1 :])
-        if any(
-            tensor.dim() != axes or (*tensor.shape[:dim], *tensor.shape[dim + 1 :]) != rest for tensor in tensors
-        ):
+        if any(tensor.dim() != axes or (*tensor.shape[:dim], *tensor.shape[dim + 1 :]) != rest for tensor in tensors):
             return None
         shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
     if torch.Size(shape).numel() * first.element_size() < _SMALLEST:
@@ -124,7 +123,9 @@ def _join(writer: SlotWriter, func: Callable[..., Any], args: Any, kwargs: dict[
 
 def _fill(writer: SlotWriter, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """torch.zeros, ones, empty and their ``new_`` forms. What they would make is asked of the meta device."""
-    if kwargs.get("device") not in (None, "cpu", torch.device("cpu")) or not kwargs.keys() <= {"size", "dtype", "device"}:
+    if kwargs.get("device") not in (None, "cpu", torch.device("cpu")):
+        return None
+    if not kwargs.keys() <= {"size", "dtype", "device"}:
         return None
     if torch.get_default_device().type != "cpu":
         return None

@@ -7,14 +7,15 @@
     └──────────────┴───────────────┴──────────────┴────────────────────────── ─ ─ ─┘
     0              commit(offset, n) ▲  ▲ decommit(offset, n)                   nbytes
 
-Rule 1: nobody touches a byte that is not committed. ``commit`` is ``posix_fallocate``: missing space is an ``ENOSPC`` here
-        and now (:class:`~shmloader.errors.SharedMemoryFull`), never a ``SIGBUS`` later.
-Rule 2: no name outlives ``create``. The posix name is unlinked before the constructor returns; workers get the descriptor,
-        by fork or by passing it, so a process that is killed at any time leaves nothing to clean.
+Rule 1: nobody touches a byte that is not committed. ``commit`` is ``posix_fallocate``: missing space is an ``ENOSPC``
+        here and now (:class:`~shmloader.errors.SharedMemoryFull`), never a ``SIGBUS`` later.
+Rule 2: no name outlives ``create``. The posix name is unlinked before the constructor returns; workers get the
+        descriptor, by fork or by passing it, so a process that is killed at any time leaves nothing to clean.
 Rule 3: ``close`` forgets the handle first. Views keep the mapping alive; it goes when the last of them does.
 
-Backings: posix shared memory, else ``memfd_create`` (not bound to the size of /dev/shm, but to memory and the container's
-limit), else a directory that the user names (an unlinked file there, for example on a hugetlbfs or tmpfs mount).
+Backings: posix shared memory, else ``memfd_create`` (not bound to the size of /dev/shm, but to memory and the
+container's limit), else a directory that the user names (an unlinked file there, for example on a hugetlbfs or tmpfs
+mount).
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ def _open_in(directory: str) -> int:
 class Segment:
     """A shared range of ``nbytes`` reserved bytes, of which ``committed`` have memory behind them.
 
-    ``memory`` is the whole range as a uint8 array that never copies; ``address`` is where it begins in this process. The
-    object can be inherited by a forked child, and pickled while a child is being spawned; the child maps the same memory.
+    ``memory`` is the whole range as a uint8 array that never copies; ``address`` is where it begins in this process.
+    The object can be inherited by a forked child, and pickled while a child is being spawned; the child maps the same
+    memory.
     """
 
     def __init__(self, fd: int, nbytes: int, backing: str, owner_pid: int) -> None:

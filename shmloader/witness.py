@@ -2,9 +2,9 @@
 
     main ──signal──▶ stuck worker ──faulthandler──▶ ═══pipe═══ ──▶ main reads the text
 
-faulthandler writes the stack from inside the signal handler, in C: it works while the worker sleeps, loops, or sits in C code that
-never returns. The signal is a real-time one, which no library of note uses; a worker is only asked once it has said that it
-listens, since the signal would end it before.
+faulthandler writes the stack from inside the signal handler, in C: it works while the worker sleeps, loops, or sits
+in C code that never returns. The signal is a real-time one, which no library of note uses; a worker is only asked
+once it has said that it listens, since the signal would end it before.
 """
 
 from __future__ import annotations

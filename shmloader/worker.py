@@ -4,8 +4,9 @@
                            │                                     └─too small─▶ reply NEED, wait for REGRANT ─┘
                            └─ the dataset raised ──▶ the pickled error into the slot ──▶ reply FAILED
 
-The worker writes only into the slot of the ticket at hand, and replies to each WORK exactly once with BATCH, FAILED, EXHAUSTED
-or VOID. It never touches CUDA, holds no lock that others wait for, and leaves when told, or when the life line ends.
+The worker writes only into the slot of the ticket at hand, and replies to each WORK exactly once with BATCH, FAILED,
+EXHAUSTED or VOID. It never touches CUDA, holds no lock that others wait for, and leaves when told, or when the life
+line ends.
 """
 
 from __future__ import annotations
@@ -13,35 +14,30 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import random
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data.dataloader import _DatasetKind
-from torch.utils.data.graph_settings import apply_random_seed
 
 from .collate import SlotWriter
 from .describe import BatchDescription
-from .doorbell import Doorbell
 from .failure import WorkerFailure
-from .fetch import Fetcher, Recipe
+from .fetch import Fetcher
 from .gathering import Gatherer
-from .layout import Node, align
-from .lifeline import LifeLine
+from .identity import seed_data_pipes, take_identity
+from .layout import align
 from .mailbox import (
     BATCH,
     COUNT,
     EXHAUSTED,
     FAILED,
     INT64,
+    KEPT,
     NEED,
     PICKLED,
     REGRANT,
@@ -50,48 +46,17 @@ from .mailbox import (
     STOP,
     VOID,
     WORK,
-    KEPT,
     Inbox,
     Outbox,
     Reply,
     Ticket,
 )
-from .segment import Segment
-from .witness import WitnessEnd
+from .orders import WorkerOrders
 
 IDLE_S = 1.0
 """Longest sleep of an idle worker; a ticket or the end of the life line wakes it long before."""
 _LAYOUTS = 64
 """Layouts that a worker gives a number to; batches of still other layouts carry theirs each time."""
-
-
-@dataclass(frozen=True)
-class WorkerOrders:
-    """All that a worker needs to begin. Crosses to the child once."""
-
-    worker: int
-    """Number of this worker, from 0."""
-    num_workers: int
-    recipe: Recipe
-    worker_init_fn: Callable[[int], None] | None
-    base_seed: int
-    shared_seed: int | None
-    """Seed of data pipes, equal in all workers."""
-    segment: Segment
-    tickets_at: int
-    """Offset of the ring of tickets in the segment."""
-    replies_at: int
-    """Offset of the ring of replies."""
-    capacity: int
-    """Messages that each ring holds."""
-    ticket_bell: Doorbell
-    reply_bell: Doorbell
-    life_line: LifeLine
-    witness: WitnessEnd
-    epoch_at: int
-    """Offset of the number of the current epoch: tickets of earlier ones are void."""
-    inherited_fds: tuple[int, ...]
-    """Write ends of life lines that a forked worker inherited and must not hold."""
 
 
 class _Left(Exception):
@@ -124,7 +89,8 @@ class Worker:
         self._exhausted = False
         self._epoch = self._memory[orders.epoch_at : orders.epoch_at + 8].view(np.int64)
 
-    # --- the life of the process ---------------------------------------------------------------------------------------
+    # --- the life of the process
+    # ---------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Work until told to stop."""
@@ -150,29 +116,13 @@ class Worker:
     def _set_up(self) -> None:
         """Seed, tell the dataset who it is, call worker_init_fn: all as torch's workers do."""
         orders = self._orders
-        torch.set_num_threads(1)
-        seed = orders.base_seed + orders.worker
-        random.seed(seed)
-        torch.manual_seed(seed)
-        np.random.seed(torch_worker._generate_state(orders.base_seed, orders.worker))
-        dataset = self._seeded(self._recipe.dataset, orders.shared_seed)
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=orders.worker, num_workers=orders.num_workers, seed=seed, dataset=dataset
-        )
+        take_identity(orders)
         try:
             if orders.worker_init_fn is not None:
                 orders.worker_init_fn(orders.worker)
             self._prepare()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the user's code; told with every batch
             self._broken = WorkerFailure.of(error, self._where())
-
-    @staticmethod
-    def _seeded(dataset: Any, shared_seed: int | None) -> Any:
-        if not isinstance(dataset, IterDataPipe) or shared_seed is None:
-            return dataset
-        rng = torch.Generator()
-        rng.manual_seed(shared_seed)
-        return apply_random_seed(dataset, rng)
 
     def _prepare(self) -> None:
         self._gatherer = Gatherer.of(self._recipe, self._memory)
@@ -191,11 +141,11 @@ class Worker:
         self._row_layout_numbers.clear()
         self._seen.clear()
         if isinstance(self._recipe.dataset, IterDataPipe):
-            self._seeded(self._recipe.dataset, ticket.index_count)
+            seed_data_pipes(self._recipe.dataset, ticket.index_count)
         if self._broken is None:
             try:
                 self._prepare()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - as above
                 self._broken = WorkerFailure.of(error, self._where())
         self._outbox.send(Reply(RESUMED, ticket.batch, -1, -1, 0, 0, 0, 0))
 
@@ -214,7 +164,8 @@ class Worker:
             if line in self._inbox.bell.wait(IDLE_S, (line,)):
                 raise _Left
 
-    # --- one batch -----------------------------------------------------------------------------------------------------
+    # --- one batch
+    # -----------------------------------------------------------------------------------------------------
 
     def _work(self, ticket: Ticket) -> None:
         if self._exhausted or ticket.epoch < self._epoch[0]:
@@ -258,20 +209,22 @@ class Worker:
             self._send_failure(ticket, made, kept)
 
     def _guarded(self, make: Callable[..., Any], *args: Any) -> Any:
-        """Return what ``make`` returns, or the WorkerFailure that it raised; None for the end of an iterable dataset."""
+        """Return what ``make`` returns, or the WorkerFailure that it raised; None for the end of an iterable
+        dataset."""
         try:
             if self._broken is not None:
                 return self._broken
             return make(*args)
         except (_Left, _Refused, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the user's code; it travels to the main process
             if isinstance(error, StopIteration) and self._recipe.dataset_kind == _DatasetKind.Iterable:
                 return None
             return WorkerFailure.of(error, self._where())
 
     def _populate(self, place: tuple[int, int]) -> None:
-        """Map a slot's pages before its first use; the slots of a loader are few, so this is done a few times in all."""
+        """Map a slot's pages before its first use; the slots of a loader are few, so this is done a few times in
+        all."""
         offset, nbytes = place
         if len(self._populated) > 4096:  # slots come and go with ragged giants
             self._populated.clear()
@@ -309,7 +262,8 @@ class Worker:
         return description
 
     def _publish(self, ticket: Ticket, description: BatchDescription, kept: int) -> None:
-        """Copy what was not born in the slot, write the layout, and reply; in a larger slot if this one is too small."""
+        """Copy what was not born in the slot, write the layout, and reply; in a larger slot if this one is too
+        small."""
         blob = b""
         key: Any = description.root
         if description.has_values:
@@ -332,7 +286,8 @@ class Worker:
         self._send_batch(ticket, number, blob, description.end, description.copied_bytes, kept)
 
     def _number_of(self, key: Any, nbytes: int) -> int:
-        """Return a number for a layout that was seen before, else -1: most layouts with strings in them never come again."""
+        """Return a number for a layout that was seen before, else -1: most layouts with strings in them never come
+        again."""
         if key in self._seen and len(self._layout_numbers) < _LAYOUTS:
             return self._layout_numbers.setdefault(key, next(self._numbers))
         if len(self._seen) >= _LAYOUTS:

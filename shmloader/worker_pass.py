@@ -2,10 +2,11 @@
 
     order ──indices──▶ dispatch ──ticket──▶ worker k mod n ──reply──▶ deliver ──views of a lent slot──▶ user
                           ▲                                              │
-                          └── a slot per ticket ◀── arena ◀──────────────┘ the slot comes back when its last view is gone
+                          └── a slot per ticket ◀── arena ◀──────────────┘ the slot comes back when its last view is
+                          gone
 
-Rule 1: slots are granted in the order of batches. So the oldest batch that was not delivered always has a slot, and as long as one
-        slot is not lent there is progress: nothing ever waits for the user.
+Rule 1: slots are granted in the order of batches. So the oldest batch that was not delivered always has a slot, and
+        as long as one slot is not lent there is progress: nothing ever waits for the user.
 Rule 2: every WORK ticket gets one terminal reply. An epoch that is left early is ended by making its tickets void and
         reading their replies; a slot is reused only after that.
 Rule 3: a worker answers in the order of its tickets, so the next reply of worker w is for its oldest ticket.
@@ -15,34 +16,26 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
-import time
 import weakref
-from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import _DatasetKind, _sharding_worker_init_fn
+from torch.utils.data.dataloader import _DatasetKind
 
-from .arena import Arena, Slot
+from .arena import Arena
 from .delivery import Counters, Delivery
-from .errors import BatchTooLarge, IteratorClosed, ShmLoaderError, WorkerDied, WorkerTimeout
+from .errors import BatchTooLarge, IteratorClosed, ShmLoaderError, WorkerDied
 from .failure import WorkerFailure
 from .mailbox import (
     BATCH,
-    COUNT,
     EXHAUSTED,
     FAILED,
-    INT64,
     KEPT,
     NEED,
-    PICKLED,
     REGRANT,
     RESUME,
     RESUMED,
-    SINGLE,
     WORK,
     Reply,
     Ticket,
@@ -50,31 +43,12 @@ from .mailbox import (
 from .order import index_batches
 from .passes import Pass
 from .pool import Pool
+from .replies import Replies
+from .slot import Slot
+from .tickets import ShardingInit, Task, encode_indices
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-
-LOOK_S = 5.0
-"""Longest sleep without a look around; every wait is woken by data or by death long before."""
-
-
-class Task:
-    """A ticket that was handed out and not answered for good."""
-
-    __slots__ = ("indices", "refused", "slot", "worker")
-
-    def __init__(self, worker: int, slot: Slot, indices: Any) -> None:
-        self.worker = worker
-        self.slot = slot
-        self.indices = indices
-        self.refused: ShmLoaderError | None = None
-        """Why the slot that this batch needs cannot be had; its worker answers VOID then."""
-
-    def shown_indices(self) -> tuple[object, ...]:
-        """Return the indices for a message."""
-        if isinstance(self.indices, np.ndarray):
-            return tuple(self.indices.tolist())
-        return tuple(self.indices) if isinstance(self.indices, list | tuple) else (self.indices,)
 
 
 class WorkerPass(Pass):
@@ -94,7 +68,7 @@ class WorkerPass(Pass):
         self._plan = plan
         worker_init_fn = loader.worker_init_fn
         if isinstance(self._dataset, IterDataPipe | MapDataPipe):
-            worker_init_fn = _ShardingInit(worker_init_fn, self._world_size, self._rank)
+            worker_init_fn = ShardingInit(worker_init_fn, self._world_size, self._rank)
         self._pool = Pool(
             arena,
             self._recipe(),
@@ -109,10 +83,12 @@ class WorkerPass(Pass):
         self._delivery = Delivery(arena, counters, keep_back=min(self._num_workers, max(1, arena.slots_wanted // 2)))
         self._close = weakref.finalize(self, _end, self._pool, arena, self._tasks, done)
         self._workers = self._pool.processes
+        self._replies = Replies(self._pool, self._tasks, counters)
         self._epoch = 0
         self._begin(loader)
 
-    # --- epochs --------------------------------------------------------------------------------------------------------
+    # --- epochs
+    # --------------------------------------------------------------------------------------------------------
 
     def _begin(self, loader: DataLoader[Any]) -> None:
         self._sampler_iter = index_batches(self._index_sampler)  # a second time, as torch does
@@ -133,15 +109,23 @@ class WorkerPass(Pass):
         """Begin the next epoch with the same workers. What the last one had not delivered is dropped."""
         if self._pool.stopped:
             raise IteratorClosed("its workers were shut down")
-        self._cancel()
-        self._reseed_data_pipes(loader)
+        try:
+            self._cancel()
+            self._reseed_data_pipes(loader)
+            self._resume()
+        except WorkerDied:
+            self._shutdown_workers()
+            raise
+        self._begin(loader)
+
+    def _resume(self) -> None:
+        """Tell all workers that a new epoch begins, and wait until they have understood."""
         order = Ticket(RESUME, 0, -1, 0, 0, 0, self._shared_seed or 0, self._epoch)
         for outbox in self._pool.outboxes:
             outbox.send(order)
         for worker in range(self._num_workers):
-            while self._receive(worker, 0.0).kind != RESUMED:
+            if self._replies.next_of(worker, 0.0).kind != RESUMED:
                 raise AssertionError("a worker answered an order that it was not given")
-        self._begin(loader)
 
     def _cancel(self) -> None:
         """Make all tickets void and take every slot back, once its worker has answered."""
@@ -150,7 +134,7 @@ class WorkerPass(Pass):
         for batch in sorted(self._tasks):
             task = self._tasks[batch]
             while True:
-                reply = self._receive(task.worker, 0.0)
+                reply = self._replies.next_of(task.worker, 0.0)
                 if reply.kind & ~KEPT != NEED:
                     break
                 self._pool.outboxes[task.worker].send(Ticket(REGRANT, batch, -1, 0, 0, 0, 0, self._epoch))
@@ -159,12 +143,13 @@ class WorkerPass(Pass):
             if reply.kind & KEPT:
                 self._arena.quarantine(task.slot)
                 if reply.kind & ~KEPT == NEED:
-                    self._receive(task.worker, 0.0)
+                    self._replies.next_of(task.worker, 0.0)
             else:
                 self._arena.reclaim(task.slot)
             del self._tasks[batch]
 
-    # --- out: tickets --------------------------------------------------------------------------------------------------
+    # --- out: tickets
+    # --------------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
         """Hand out tickets while there are slots, indices, and workers with less than ``prefetch_factor`` tickets."""
@@ -206,19 +191,11 @@ class WorkerPass(Pass):
         return None
 
     def _send(self, worker: int, slot: Slot, indices: Any) -> bool:
-        """Write the indices into the slot and send the ticket. False: no slot is large enough now, and this one is free."""
-        blob: Any = b""
-        if self._dataset_kind == _DatasetKind.Iterable:
-            kind, count = (COUNT, len(indices)) if self._auto_collation else (SINGLE, 1)
-        elif type(indices) is np.ndarray and self._auto_collation:
-            kind, count, blob = INT64, len(indices), indices.view(np.uint8)
-        else:
-            numbers = _as_int64(indices) if self._auto_collation else None
-            if numbers is not None:
-                kind, count, blob = INT64, len(numbers), np.frombuffer(numbers, np.uint8)
-            else:
-                pickled = pickle.dumps(indices, pickle.HIGHEST_PROTOCOL)
-                kind, count, blob = PICKLED, len(pickled), np.frombuffer(pickled, np.uint8)
+        """Write the indices into the slot and send the ticket. False: no slot is large enough now, and this one is
+        free."""
+        kind, count, blob = encode_indices(
+            indices, iterable=self._dataset_kind == _DatasetKind.Iterable, batched=self._auto_collation
+        )
         if len(blob) > slot.nbytes:
             larger = self._arena.regrant(slot, len(blob))
             if larger is None:
@@ -235,7 +212,8 @@ class WorkerPass(Pass):
         self._sent += 1
         return True
 
-    # --- in: replies ---------------------------------------------------------------------------------------------------
+    # --- in: replies
+    # ---------------------------------------------------------------------------------------------------
 
     def _next_data(self) -> Any:
         if self._pool.stopped:
@@ -246,7 +224,11 @@ class WorkerPass(Pass):
             self._dispatch()
             if not self._tasks:
                 return self._finish()
-            batch, reply = self._next_reply()
+            try:
+                batch, reply = self._next_reply()
+            except WorkerDied:
+                self._shutdown_workers()
+                raise
             task = self._tasks[batch]
             kept = bool(reply.kind & KEPT)
             if kept:
@@ -327,91 +309,21 @@ class WorkerPass(Pass):
             while batch not in self._tasks:
                 batch += 1
             self._next = batch
-            return batch, self._receive(self._tasks[batch].worker, self._timeout)
+            return batch, self._replies.next_of(self._tasks[batch].worker, self._timeout)
         self._turn += 1  # so that no worker is always asked first
         workers = sorted({task.worker for task in self._tasks.values()})
         turn = self._turn % len(workers)
-        reply = self._receive_any(workers[turn:] + workers[:turn], self._timeout)
+        reply = self._replies.next_of_any(workers[turn:] + workers[:turn], self._timeout)
         return reply.batch, reply
-
-    def _receive(self, worker: int, timeout_s: float) -> Reply:
-        """Return the next reply of ``worker``. Raises WorkerDied, and WorkerTimeout after ``timeout_s`` (0: never)."""
-        inbox = self._pool.inboxes[worker]
-        message = inbox.receive()
-        if message is None:
-            start = time.perf_counter()
-            while message is None:
-                left = timeout_s - (time.perf_counter() - start) if timeout_s else LOOK_S
-                if left <= 0:
-                    raise self._timeout_of(worker, timeout_s)
-                died = self._pool.wait(worker, min(left, LOOK_S))
-                message = inbox.receive()
-                if died and message is None:
-                    raise self._death_of(worker)
-            self._counters.waited_s += time.perf_counter() - start
-        return Reply(*message)
-
-    def _receive_any(self, workers: list[int], timeout_s: float) -> Reply:
-        """Return the next reply of one of ``workers``; raises as ``_receive`` does."""
-        start = time.perf_counter()
-        inboxes = self._pool.inboxes
-        dead: list[int] = []
-        while True:
-            for worker in workers:
-                message = inboxes[worker].receive()
-                if message is not None:
-                    self._counters.waited_s += time.perf_counter() - start
-                    return Reply(*message)
-            if dead:
-                raise self._death_of(dead[0])
-            left = timeout_s - (time.perf_counter() - start) if timeout_s else LOOK_S
-            if left <= 0:
-                raise self._timeout_of(workers[0], timeout_s)
-            dead = self._pool.wait_any(workers, min(left, LOOK_S))
-
-    def _oldest_task(self, worker: int) -> Task | None:
-        mine = [batch for batch, task in self._tasks.items() if task.worker == worker]
-        return self._tasks[min(mine)] if mine else None
-
-    def _death_of(self, worker: int) -> WorkerDied:
-        task = self._oldest_task(worker)
-        process = self._workers[worker]
-        error = WorkerDied(worker, process.pid, self._pool.exitcode(worker), task.shown_indices() if task else ())
-        self._shutdown_workers()
-        return error
-
-    def _timeout_of(self, worker: int, timeout_s: float) -> WorkerTimeout:
-        task, pid = self._oldest_task(worker), self._workers[worker].pid
-        stack = self._pool.witness.stack_of(worker, pid)
-        return WorkerTimeout(timeout_s, worker, pid, task.shown_indices() if task else (), stack)
 
     def _shutdown_workers(self) -> None:
         """End the workers now. Lent batches stay valid; what was not delivered is dropped. Idempotent."""
         self._close()
 
 
-class _ShardingInit:
-    """worker_init_fn of data pipes: shards them among workers and ranks, then calls the user's."""
-
-    def __init__(self, user_fn: Callable[[int], None] | None, world_size: int, rank: int) -> None:
-        self._args = (user_fn, world_size, rank)
-
-    def __call__(self, worker: int) -> None:
-        _sharding_worker_init_fn(*self._args, worker)
-
-
-def _as_int64(indices: Any) -> array[int] | None:
-    """Return plain ints as int64, or None if there is anything else among them, which must arrive as it is."""
-    if type(indices) is not list or not indices or set(map(type, indices)) != {int}:
-        return None
-    try:
-        return array("q", indices)
-    except OverflowError:
-        return None
-
-
 def _end(pool: Pool, arena: Arena, tasks: dict[int, Task], done: Callable[[Arena], None]) -> None:
-    """Stop the workers, take back the slots that they held, hand the arena on. The end of every WorkerPass, run once."""
+    """Stop the workers, take back the slots that they held, hand the arena on. The end of every WorkerPass, run
+    once."""
     pool.stop()
     if arena.segment.owner_pid != os.getpid():  # a forked child has a copy of the books, not of the slots
         return

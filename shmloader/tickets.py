@@ -1,0 +1,83 @@
+"""What the main process keeps of a ticket, and how a batch's indices are written into its slot.
+
+int64 array, list of plain ints  ──▶  8 bytes an index          what samplers nearly always yield
+anything else                    ──▶  pickle                    arrives as the sampler gave it: tuples, strings,
+arrays
+iterable dataset                 ──▶  a count                   there are no indices
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data.dataloader import _sharding_worker_init_fn
+
+from .errors import ShmLoaderError
+from .mailbox import COUNT, INT64, PICKLED, SINGLE
+from .slot import Slot
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Task:
+    """A ticket that was handed out and not answered for good."""
+
+    __slots__ = ("indices", "refused", "slot", "worker")
+
+    def __init__(self, worker: int, slot: Slot, indices: Any) -> None:
+        self.worker = worker
+        self.slot = slot
+        self.indices = indices
+        self.refused: ShmLoaderError | None = None
+        """Why the slot that this batch needs cannot be had; its worker answers VOID then."""
+
+    def shown_indices(self) -> tuple[object, ...]:
+        """Return the indices for a message."""
+        if isinstance(self.indices, np.ndarray):
+            return tuple(self.indices.tolist())
+        return tuple(self.indices) if isinstance(self.indices, list | tuple) else (self.indices,)
+
+
+def oldest_indices(tasks: dict[int, Task], worker: int) -> tuple[object, ...]:
+    """Return the indices that a worker is at: those of its oldest ticket."""
+    mine = [batch for batch, task in tasks.items() if task.worker == worker]
+    return tasks[min(mine)].shown_indices() if mine else ()
+
+
+def _as_int64(indices: Any) -> array[int] | None:
+    """Return plain ints as int64, or None if there is anything else among them, which must arrive as it is."""
+    if type(indices) is not list or not indices or set(map(type, indices)) != {int}:
+        return None
+    try:
+        return array("q", indices)
+    except OverflowError:
+        return None
+
+
+def encode_indices(indices: Any, *, iterable: bool, batched: bool) -> tuple[int, int, npt.NDArray[np.uint8]]:
+    """Return the index kind and count of a ticket, and the bytes that go to the beginning of its slot."""
+    if iterable:
+        return (COUNT, len(indices), _NOTHING) if batched else (SINGLE, 1, _NOTHING)
+    if batched:
+        if type(indices) is np.ndarray and indices.dtype == np.int64 and indices.ndim == 1 and len(indices):
+            return INT64, len(indices), indices.view(np.uint8)
+        numbers = _as_int64(indices)
+        if numbers is not None:
+            return INT64, len(numbers), np.frombuffer(numbers, np.uint8)
+    pickled = pickle.dumps(indices, pickle.HIGHEST_PROTOCOL)
+    return PICKLED, len(pickled), np.frombuffer(pickled, np.uint8)
+
+
+class ShardingInit:
+    """worker_init_fn of data pipes: shards them among workers and ranks, then calls the user's."""
+
+    def __init__(self, user_fn: Callable[[int], None] | None, world_size: int, rank: int) -> None:
+        self._args = (user_fn, world_size, rank)
+
+    def __call__(self, worker: int) -> None:
+        _sharding_worker_init_fn(*self._args, worker)
