@@ -175,15 +175,13 @@ _fixed("many_kinds", "A4: 60 fields of mixed kinds.", lambda i: {f"f{k}": (i, fl
 
 # samples that do not fit together
 _fixed("ragged", "E1: unequal shapes are one error that shows both shapes, with and without workers.",
-       [torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(1, 2), torch.ones(3, 2)],
-       our_texts=("equal size", "[3, 2]", "[1, 2]"))  # fmt: skip
+       [torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(1, 2), torch.ones(3, 2)], error=RuntimeError,
+       our_texts=("equal size", "[3, 2]", "[1, 2]"), main_texts=("equal size", "[3, 2]", "[1, 2]"))  # fmt: skip
 _fixed("ragged_field", "E1: the field is named.",
-       [{"image": torch.zeros(3), "label": 1}, {"image": torch.zeros(4), "label": 2}],
-       our_texts=("equal size", "image", "[3]", "[4]"))  # fmt: skip
-_fixed("ragged_names", "E1: both samples are named.",
-       [torch.zeros(2) if i % 97 else torch.zeros(1) for i in range(1, 195)], batch_size=194,
-       our_texts=("[2]", "[1]", "97"))  # fmt: skip
-_fixed("ragged_arrays", "E1: unequal arrays.", [np.zeros(3), np.zeros(4)], our_texts=("[3]", "[4]"))
+       [{"image": torch.zeros(3), "label": 1}, {"image": torch.zeros(4), "label": 2}], error=RuntimeError,
+       our_texts=("equal size", "image", "[3]", "[4]"), main_texts=("equal size", "image", "[3]", "[4]"))  # fmt: skip
+_fixed("ragged_arrays", "E1: unequal arrays.", [np.zeros(3), np.zeros(4)], error=RuntimeError,
+       our_texts=("[3]", "[4]"), main_texts=("[3]", "[4]"))  # fmt: skip
 _fixed("ragged_tuples", "Tuples of unequal length fail as in torch.", [(1, 2), (1, 2, 3)],
        texts=("each element in list of batch should be of equal size",))  # fmt: skip
 _fixed("missing_keys", "A key that only some samples have fails as in torch.", [{"a": 1, "b": 2}, {"a": 1}],
@@ -199,6 +197,12 @@ _fixed("none_in_field", "A None in a field fails as in torch.", [(1, None), (2, 
 def pin_memory_without_accelerator() -> Any:
     """B7: pin_memory=True on a machine without an accelerator: right data, types kept, one warning."""
     return Fixed([plain_mapping(i) for i in range(5)]), {"batch_size": 2, "pin_memory": True}
+
+
+@CASES.case(error=RuntimeError, our_texts=("40", "57", "[2]", "[1]"), main_texts=("40", "57", "[2]", "[1]"))
+def ragged_by_index() -> Any:
+    """E1: both samples are named by their index in the dataset, not by their place in the batch."""
+    return Fixed([torch.zeros(1 if i == 57 else 2) for i in range(60)]), {"batch_sampler": [[3], [40, 41, 57, 8]]}
 
 
 @CASES.case()

@@ -146,6 +146,8 @@ class Case:
     """Must be in what each error tells (text, notes and cause), torch's and ours."""
     our_texts: tuple[str, ...] = ()
     """Must be in what each of our errors from workers tells, whatever torch says."""
+    main_texts: tuple[str, ...] = ()
+    """The same for our errors without workers."""
     torch_garbles: bool = False
     """True: torch's loader destroys such batches on their way from a worker; its run without workers is the truth."""
     free_warnings: bool = False
@@ -313,15 +315,15 @@ def _judge_error(case: Case, workers: int, where: str, theirs: Exception, ours: 
     for text in case.texts:
         assert text in told(theirs), f"{where}: the case is wrong, torch does not say {text!r}: {theirs}"
         assert text in told(ours), f"{where}: {text!r} is missing in {type(ours).__name__}: {ours}"
+    for text in () if SELF else case.our_texts if workers else case.main_texts:
+        assert text in told(ours), f"{where}: {text!r} is missing in {type(ours).__name__}: {ours}"
     if workers == 0:
         same = type(ours) is type(theirs) if case.error is None else isinstance(ours, type(theirs) | case.error)
         assert same, f"{where}: torch raises {theirs!r}, ours {ours!r}"
-        assert case.our_texts or str(ours) == str(theirs), f"{where}: torch says {theirs}, ours {ours}"
+        assert case.main_texts or str(ours) == str(theirs), f"{where}: torch says {theirs}, ours {ours}"
         return
     allowed = (type(theirs),) if case.error is None else (type(theirs), case.error)
     assert isinstance(ours, allowed), f"{where}: torch raises {theirs!r}, ours {ours!r}"
-    for text in () if SELF else case.our_texts:
-        assert text in told(ours), f"{where}: {text!r} is missing in {type(ours).__name__}: {ours}"
 
 
 def told(error: BaseException) -> str:
