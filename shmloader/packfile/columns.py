@@ -1,8 +1,8 @@
 """One field while it is being packed: rows are appended to a buffer, which is taken away chunk by chunk.
 
-A field starts as fixed: every row has the first row's shape. When one has not, the field turns ragged (first axis varies)
-or free (other axes vary too). Chunks written before stay as they are, because the bytes of their values are the same in
-all three forms: only offsets (and shapes) are added for them, when the pack is sealed.
+A field starts as fixed: every row has the first row's shape. When one has not, the field turns ragged (first axis
+varies) or free (other axes vary too). Chunks written before stay as they are, because the bytes of their values are the
+same in all three forms: only offsets (and shapes) are added for them, when the pack is sealed.
 
     FIXED  values                       RAGGED  values + offsets               FREE  values + offsets + shapes
 """
@@ -97,7 +97,7 @@ class Column:
         return self.level != before
 
     def add_rows(self, rows: npt.NDArray[Any]) -> None:
-        """Append many rows of a field that is fixed. ``rows`` is contiguous, of this dtype, (n, *shape). Copies them."""
+        """Append many rows of a fixed field: contiguous, of this dtype, (n, *shape). Copies them."""
         self._append(rows)
         self.rows += len(rows)
 

@@ -29,17 +29,18 @@ class Gather:
 class PackedDataset(Dataset[Any]):
     """A pack made by ``shmloader-pack`` or ``shmloader.pack``. Yields samples built as they were when packed.
 
-    Arrays and tensors come back as new CPU tensors, Python numbers as numbers, str and bytes as themselves, encoded images
-    decoded to uint8 tensors (3, height, width); so ``default_collate`` gives what it gave on the original dataset. Nothing
-    that is handed out looks into the file: samples may be changed.
+    Arrays and tensors come back as new CPU tensors, Python numbers as numbers, str and bytes as themselves, encoded
+    images decoded to uint8 tensors (3, height, width): ``default_collate`` gives what it gave on the original dataset.
+    Nothing that is handed out looks into the file: samples may be changed. Dicts of any kind come back as dicts; a
+    namedtuple as its own class if this process has loaded that, else as a class with the same name and fields.
 
-    ``fields`` selects, and orders, parts of the sample by name: ``("image", "label")``; or one alone, unpacked: ``"label"``.
+    ``fields`` selects, and orders, parts of the sample by name: ``("image", "label")``; or one, unpacked: ``"label"``.
     ``transform`` is called with each sample.
 
     Opening maps the file (read-only, no lock, no other file) and reads its head, whatever its size. It may be opened,
-    read, pickled, forked and used from threads in any order. Pickled it is path and options; the process that unpickles it
-    maps the file for itself, and refuses one that has been replaced meanwhile.
-    Raises PackNotFound, NotAPack, PackUnfinished, PackDamaged, PackVersionError, and KeyError for a field that is not there.
+    read, pickled, forked and used from threads in any order. Pickled it is path and options; the process that
+    unpickles it maps the file for itself, and refuses one that has been replaced meanwhile.
+    Raises PackNotFound, NotAPack, PackUnfinished, PackDamaged, PackVersionError, and KeyError for an unknown field.
     """
 
     def __init__(

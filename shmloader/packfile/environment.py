@@ -1,4 +1,4 @@
-"""The LMDB file while it is being written: a temporary name, batches that are committed whole, a map that grows by itself.
+"""The LMDB file while it is being written: a temporary name, batches committed whole, a map that grows by itself.
 
     OUT.lmdb.partial ──commit, commit, ... ──▶ sealed, synced ──rename──▶ OUT.lmdb
 
@@ -9,6 +9,7 @@ map is a retry, not a loss.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,8 @@ PARTIAL = ".partial"
 
 _FIRST_MAP_BYTES = 64 << 20
 _PAGE_ROOM = 1 << 20  # what the tree and its copies may need beside the values of one batch
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # of file systems that have none: then we trust the user
 
 Item = tuple[bytes, Any]
 
@@ -69,9 +72,10 @@ class WriteEnvironment:
             except BlockingIOError:
                 os.close(fd)
                 raise PackExists(self.path, "another process is packing to this name at this moment") from None
-            except BaseException:
-                os.close(fd)
-                raise
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    os.close(fd)
+                    raise PackError(self.path, f"cannot be locked: {error.strerror}") from error
             try:
                 if os.path.samestat(os.fstat(fd), os.stat(self.path)):
                     return fd
@@ -82,7 +86,7 @@ class WriteEnvironment:
             )  # its former owner finished between our open and our lock: this is not the name's file any more
 
     def commit(self, items: Sequence[Item], deleted: Iterable[bytes] = ()) -> None:
-        """Write all of ``items`` and delete the keys in ``deleted`` in one transaction, growing the map as often as needed."""
+        """Put ``items`` and delete the keys in ``deleted`` in one transaction, growing the map as often as needed."""
         env = self._open_env()
         deleted = list(deleted)
         while True:
@@ -94,8 +98,10 @@ class WriteEnvironment:
                         txn.put(key, value)
                 return
             except lmdb.MapFullError:
-                # The transaction is gone and the file is as before. (LMDB itself would lose all that was put so far.)
+                # The transaction is gone with all that it had put; the file is as before, so it is simply repeated.
                 self._grow(env, sum(len(value) for _, value in items))
+            except lmdb.Error as error:  # no space left, a limit on file sizes, a failing disk
+                raise PackError(self.path, f"cannot be written: {error}") from error
 
     def _grow(self, env: lmdb.Environment, need: int) -> None:
         size = int(env.info()["map_size"])
@@ -138,6 +144,9 @@ class WriteEnvironment:
         folder = os.open(os.path.dirname(self.target), os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # file systems that cannot sync a directory need not
+                raise
         finally:
             os.close(folder)
             if fd is not None:

@@ -4,12 +4,12 @@
     our own mapping:     ┌──────┬─────────────┬───────┬───── ─ ─     read-only, shared, the whole file
                          │ tree │ chunk 0 (v) │ c 0 (o)│ ...
 
-LMDB is asked where the chunks lie, and everything is read through a mapping of our own. A handle of LMDB must not cross
-a fork, cannot be opened twice in a process, and takes its memory with it when it is closed; a read-only file mapping has
-none of these problems. It lives as long as anything looks into it: every array and tensor made from it refers to it.
+LMDB is asked where the chunks lie, and everything is read through a mapping of our own. A handle of LMDB must not
+cross a fork, cannot be opened twice in a process, and takes its memory with it when it is closed; a read-only file
+mapping has none of these problems. It lives as long as any array or tensor that looks into it.
 
-Reading creates no file, takes no lock, and needs no right but to read. What may be wrong with a file is found before its
-pages are touched: a cut file is refused here, because reading it would end the process with SIGBUS.
+Reading creates no file, takes no lock, and needs no right but to read. What may be wrong with a file is found before
+its pages are touched: a cut file is refused here, because reading it would end the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -95,8 +95,10 @@ class OpenPack:
             env = lmdb.open(
                 self.path, subdir=False, readonly=True, lock=False, readahead=False, create=False, max_spare_txns=0
             )
-        except lmdb.Error as error:
-            raise NotAPack(self.path, f"LMDB cannot open it: {error}") from error
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            raise PackDamaged(self.path, f"LMDB cannot open it: {error}") from error
+        except lmdb.Error as error:  # such as: this process has it open through LMDB itself
+            raise PackError(self.path, f"LMDB cannot open it: {error}") from error
         try:
             last_page = int(env.info()["last_pgno"])
             if (last_page + 1) * page_bytes > self.file_bytes:
@@ -169,7 +171,7 @@ class OpenPack:
         return found
 
     def _base(self, address: int, page_bytes: int) -> int:
-        """Return where LMDB mapped the file, from one value's address: the page in front of it begins with its number."""
+        """Return where LMDB mapped the file, from one value's address: the value's page begins with its number."""
         page = address - _PAGE_HEADER
         number = int.from_bytes(ctypes.string_at(page, 8), "little")
         base = page - number * page_bytes

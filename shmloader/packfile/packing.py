@@ -35,16 +35,17 @@ def pack(
 ) -> PackReport:
     """Write every sample of ``dataset`` into a new pack at ``path``, and return what became of it.
 
-    ``dataset``: map-style (``len`` and ``[i]``) or iterable; of arrays, tensors, numbers, bools, str, bytes, and tuples,
-    lists, dicts and namedtuples of them, nested. All samples have the same structure and dtypes; shapes may vary.
-    ``field_names``: names for the parts of a tuple, ``("image", "label")``; otherwise their positions are their names.
+    ``dataset``: map-style (``len`` and ``[i]``) or iterable; of arrays, tensors, numbers, bools, str, bytes, and
+    tuples, lists, dicts and namedtuples of them, nested. All samples have the same structure and dtypes; shapes may
+    vary. A ``TensorDataset`` is packed in slices, without Python for each sample.
+    ``field_names``: names for the parts of a tuple, ``("image", "label")``; else their positions are their names.
     ``encodings``: ``{"image": "encoded-image"}`` says that these bytes are an image file, to be decoded when read.
     ``metadata``: JSON values to keep; ``{"classes": [...]}`` can be read as ``PackedDataset.classes``.
     ``progress``: called at most ten times a second, and at the end.
 
-    ``path`` gets its name when all is written and synced; until then, and after any failure, it is as it was. Memory is
-    bounded by a few times ``chunk_bytes``, whatever the size of the dataset. Raises PackExists, SampleMismatch (which
-    names the sample, the field, and what was expected), UnsupportedField, and whatever the dataset raises.
+    ``path`` gets its name when all is written and synced; until then, and after any failure, it is as it was. Memory
+    is bounded by a few times ``chunk_bytes``, whatever the size of the dataset. Raises PackExists, SampleMismatch
+    (which names the sample, the field, and what was expected), UnsupportedField, and whatever the dataset raises.
     """
     total, steps = _walk(dataset)
     with PackWriter(

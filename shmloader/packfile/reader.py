@@ -1,18 +1,9 @@
-"""Rows of fields, one by one or gathered into a batch by one call, straight from the mapped file.
-
-    windows: the mapping seen as overlapping rows, one every ``grid`` bytes
-    file    ─────┬── chunk 0: row row row row ──┬───────┬── chunk 1: row row row row ──┬───
-    offset of row i (in grids)  =  shift[chunk of i] + i * (row bytes / grid)
-
-All rows of all chunks lie on one grid, because chunks begin 16 bytes off a page border and rows follow each other
-without a gap. So ONE ``torch.index_select(windows, 0, offsets, out=...)`` gathers a batch. The windows are a view of the
-mapping (``as_strided``); nothing is ever made of them. Indices are checked before, so that only rows can be read.
-"""
+"""Readers of fields: one value at a time, or a batch of them straight into the caller's memory."""
 
 from __future__ import annotations
 
-import bisect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,113 +13,15 @@ import torch
 from ..errors import PackDamaged
 from ..images import decode_chw
 from .mapping import OpenPack
-from .schema import TORCH_DTYPES, ChunkTable, Field
+from .rows import UNITS, ChunkMap, Indices, Rows
+from .schema import TORCH_DTYPES, Field
 
-Indices = npt.NDArray[np.int64]
-
-_UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _SHORT_ROW = 256
-"""Bytes. Ragged rows up to this mean length are gathered by index, longer ones by one copy each: that is what is faster."""
-
-
-class ChunkMap:
-    """Which chunk holds a row."""
-
-    def __init__(self, table: ChunkTable) -> None:
-        self.first_rows = np.ascontiguousarray(table[:, 1])
-        self.count = int(table[-1, 1] + table[-1, 2]) if len(table) else 0
-        self._list: list[int] = self.first_rows.tolist()
-        step = int(table[0, 2]) if len(table) else 1
-        even = step & (step - 1) == 0 and bool(np.all(np.diff(self.first_rows) == step))
-        self._bits = step.bit_length() - 1 if even and len(table) > 1 else None
-
-    def of(self, indices: Indices) -> Indices:
-        """Return the chunk of each row."""
-        if self._bits is not None:
-            return indices >> self._bits
-        return np.searchsorted(self.first_rows, indices, side="right") - 1
-
-    def of_one(self, index: int) -> int:
-        """Return the chunk of one row."""
-        return index >> self._bits if self._bits is not None else bisect.bisect_right(self._list, index) - 1
-
-    def first_row(self, chunk: int) -> int:
-        """Return the first row of a chunk."""
-        return self._list[chunk]
-
-    def check(self, indices: Indices) -> None:
-        """Raise IndexError unless all are rows. One pass: a negative number is a huge unsigned one."""
-        if len(indices) and int(indices.view(np.uint64).max()) >= self.count:
-            wrong = indices[(indices < 0) | (indices >= self.count)]
-            raise IndexError(f"index {int(wrong[0])} is out of range for a pack of {self.count} samples")
-
-
-class Rows:
-    """Rows of one fixed size, in the chunks of one part of a field."""
-
-    def __init__(
-        self, pack: OpenPack, raw: Any, chunks: ChunkMap, places: Indices, row_bytes: int, window: int
-    ) -> None:
-        """``window`` bytes are read at each row: its own, or more where a row's successor is wanted too."""
-        self.chunks = chunks
-        self.places = places
-        self.row_bytes = row_bytes
-        self._window = window
-        self._raw = raw
-        self._pack = pack
-        self._ready: dict[int, tuple[torch.Tensor, Indices, int]] = {}
-        self._single = len(places) == 1
-        self._grid = 0
-        if len(places) and window:
-            self._base = int(places.min())
-            self._grid = math.gcd(row_bytes, *np.unique(places - self._base).tolist())
-            self._unit = math.gcd(self._grid, self._base, window, 8)
-
-    def _windows(self, unit: int) -> tuple[torch.Tensor, Indices, int]:
-        """Return (windows of numbers of ``unit`` bytes, shift of each chunk, row step), both in grids."""
-        ready = self._ready.get(unit)
-        if ready is None:
-            last = int(self.places.max()) - self._base + self._last_rows_bytes()
-            length = min(last, self._pack.file_bytes - self._base) // unit
-            flat = torch.frombuffer(self._raw, dtype=_UNITS[unit], count=length, offset=self._base)
-            numbers, stride = self._window // unit, self._grid // unit
-            size = (length - numbers) // stride + 1
-            windows = (
-                flat.as_strided((size, numbers), (stride, 1)) if numbers > 1 else flat.as_strided((size,), (stride,))
-            )
-            step = self.row_bytes // self._grid
-            shifts = (self.places - self._base) // self._grid - self.chunks.first_rows * step
-            ready = self._ready[unit] = windows, shifts, step
-        return ready
-
-    def _last_rows_bytes(self) -> int:
-        ends = np.append(self.chunks.first_rows[1:], self.chunks.count)
-        # As far as the longest chunk would reach behind the last one: _windows cuts it to the file.
-        return int((ends - self.chunks.first_rows).max()) * self.row_bytes + self._window - self.row_bytes
-
-    def gather(self, indices: Indices, out: torch.Tensor) -> None:
-        """Copy the windows of checked ``indices`` into the contiguous ``out``, whose rows have ``window`` bytes."""
-        if not self._grid or not len(indices):
-            return
-        unit = self._unit
-        if out.data_ptr() % unit:
-            unit = 1
-        windows, shifts, step = self._windows(unit)
-        offsets = indices * step if step != 1 else indices
-        offsets = offsets + (shifts[0] if self._single else shifts.take(self.chunks.of(indices)))
-        target = out.view(-1).view(_UNITS[unit])
-        if windows.dim() == 2:
-            target = target.view(len(indices), -1)
-        torch.index_select(windows, 0, torch.from_numpy(offsets), out=target)
-
-    def place(self, index: int) -> int:
-        """Return where a row begins in the file. ``index`` is checked already."""
-        chunk = self.chunks.of_one(index)
-        return int(self.places[chunk]) + (index - self.chunks.first_row(chunk)) * self.row_bytes
+"""Bytes. Ragged rows up to this mean length are gathered by index, longer ones by a copy each: each way is faster there."""
 
 
 class FieldReader:
-    """Reads one field. ``count``, ``field`` and the attributes of ``Field`` (``shape``, ``torch_dtype``, ...) describe it."""
+    """Reads one field; ``field`` and the attributes of the same names say what it holds."""
 
     def __init__(self, pack: OpenPack, raw: Any, number: int) -> None:
         self.field: Field = pack.manifest.fields[number]
@@ -202,13 +95,31 @@ class FixedReader(FieldReader):
         return self._tensor(self.shape, place)
 
     def gather(self, indices: Indices, out: torch.Tensor) -> None:
-        """Copy the rows ``indices`` (int64, (n,)) into ``out`` (contiguous, (n, *shape), of the field's dtype). One write.
+        """Copy the rows ``indices`` (int64, (n,)) into ``out`` (contiguous, (n, *shape), of the field's dtype).
 
-        Raises IndexError for an index outside of 0..count-1, before anything is written, and ValueError for an unfit ``out``.
+        The bytes are written once. Raises, before anything is written, IndexError for an index outside of 0..count-1,
+        and TypeError or ValueError for unfit indices or an unfit ``out``.
         """
         self._check_out(out, (len(indices), *self.shape))
         self._chunks.check(indices)
         self._rows.gather(indices, out)
+
+    def bind(self, out: torch.Tensor) -> Callable[[Indices], None]:
+        """Return ``gather`` for this ``out``: a function of ``len(out)`` indices. It keeps ``out`` alive.
+
+        For memory that is filled again and again: the preparation is done once.
+        """
+        count = len(out)
+        self._check_out(out, (count, *self.shape))
+        gather, check = self._rows.bind(out, count), self._chunks.check
+
+        def bound(indices: Indices) -> None:
+            if len(indices) != count:
+                raise ValueError(f"field {self.name!r}: bound to {count} rows, but got {len(indices)} indices")
+            check(indices)
+            gather(indices)
+
+        return bound
 
     def column(self) -> npt.NDArray[Any]:
         """Return all rows as a new array (count, *shape). Touches no other field."""
@@ -296,7 +207,7 @@ class RaggedReader(FieldReader):
     def gather_ragged(self, indices: Indices, out: torch.Tensor) -> None:
         """Copy the rows ``indices`` behind each other into ``out``: contiguous, (sum of lengths, *trailing).
 
-        Of strings, bytes and encoded images the stored bytes (uint8); of a field where several axes vary its flat numbers.
+        Of strings, bytes and encoded images the stored bytes (uint8); where several axes vary, flat numbers.
         """
         chunk, starts, ends = self._bounds(indices)
         lengths = ends - starts
@@ -320,8 +231,8 @@ class RaggedReader(FieldReader):
         before = np.cumsum(counts) - counts
         picks = np.repeat(places // unit - before, counts)
         picks += np.arange(len(picks))
-        flat = torch.frombuffer(self._raw, dtype=_UNITS[unit], count=self._pack.file_bytes // unit)
-        torch.index_select(flat, 0, torch.from_numpy(picks), out=out.view(-1).view(_UNITS[unit]))
+        flat = torch.frombuffer(self._raw, dtype=UNITS[unit], count=self._pack.file_bytes // unit)
+        torch.index_select(flat, 0, torch.from_numpy(picks), out=out.view(-1).view(UNITS[unit]))
 
     def _check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
         wanted = torch.uint8 if self.field.stores_bytes else self.torch_dtype
@@ -332,7 +243,7 @@ class RaggedReader(FieldReader):
             )
 
     def column(self) -> tuple[npt.NDArray[Any], Indices]:
-        """Return (values, offsets): all rows behind each other as a new array, and count + 1 offsets into it, in items."""
+        """Return (values, offsets): all rows behind each other as a new array; count + 1 offsets into it, in items."""
         values = np.empty(
             (int(self._value_bytes.sum()) // max(1, self._item_bytes), *(self.trailing or ())), self._numpy
         )

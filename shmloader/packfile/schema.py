@@ -39,7 +39,7 @@ SEAL_KEY = b"seal"
 PROGRESS_KEY = b"progress"
 
 CHUNK_COLUMNS = ("chunk", "first_row", "rows", "value_bytes", "value_crc", "offset_crc", "shape_crc")
-"""Columns of a field's table, all int64. ``chunk`` is the number in the keys; checksums are CRC-32, 0 where the part does not exist."""
+"""Columns of a field's table, all int64. ``chunk`` is the number in the keys; a checksum is 0 where there is no part."""
 
 ENCODED_IMAGE = "encoded-image"
 ENCODINGS = frozenset({ENCODED_IMAGE})
@@ -112,7 +112,7 @@ class Field:
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype of one stored number (unsigned bits where numpy lacks it, single bytes for str, bytes and images)."""
+        """The dtype of one stored number: unsigned bits where numpy lacks it, uint8 for str, bytes and images."""
         return np.dtype(np.uint8) if self.stores_bytes else storage_dtype(self.dtype)
 
     @property

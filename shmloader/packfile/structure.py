@@ -177,7 +177,7 @@ _RECREATED: dict[tuple[str, tuple[str, ...]], Any] = {}
 
 
 def _namedtuple_class(type_name: str, names: tuple[str, ...]) -> Any:
-    """Return the namedtuple's own class if this process has loaded it already, else one made anew: the same names, in order.
+    """Return the namedtuple's own class if this process has loaded it already, else a new one with the same fields.
 
     A pack never makes a process import anything.
     """
@@ -189,9 +189,10 @@ def _namedtuple_class(type_name: str, names: tuple[str, ...]) -> Any:
         return found
     made = _RECREATED.get((type_name, names))
     if made is None:
-        plain: Any = namedtuple(qualified.rpartition(".")[2] or "Sample", names)
+        name = qualified.rpartition(".")[2] or "Sample"
+        plain: Any = namedtuple(name, names)  # type: ignore[misc]
 
-        class Recreated(plain):  # type: ignore[misc]
+        class Recreated(plain):
             __slots__ = ()
 
             def __reduce__(self) -> tuple[Any, ...]:  # its class cannot be found by name in another process

@@ -32,7 +32,7 @@ class Value(NamedTuple):
     kind: str
     dtype: str
     array: npt.NDArray[Any]
-    """Contiguous, in this machine's byte order; bytes for str and bytes. May share memory with what the dataset gave."""
+    """Contiguous, in this machine's byte order; uint8 for str and bytes. May share memory with the dataset's value."""
 
     def describe(self) -> str:
         """Say in a few words what it is, for messages: ``uint8 array of shape (3, 8, 8)``."""

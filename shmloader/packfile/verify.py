@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..errors import PackError
+from ..errors import PackDamaged
 from .mapping import open_pack
 
 _PIECE = 4 << 20
@@ -17,15 +17,13 @@ _PIECE = 4 << 20
 def verify(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> list[str]:
     """Return what is wrong with the pack, one sentence for each damaged chunk; an empty list if it is whole.
 
-    What prevents opening (a cut file, a changed manifest) is a problem too, not an exception; a file that is missing or is
-    no pack raises as PackedDataset does. ``progress`` is called with (bytes read, bytes in all) after each chunk.
+    What prevents opening (a cut file, a changed manifest) is a problem too, not an exception; a file that is missing or
+    is no pack raises as PackedDataset does. ``progress`` is called with (bytes read, bytes in all) after each chunk.
     """
     try:
         pack = open_pack(path)
-    except PackError as error:
-        if type(error).__name__ == "PackDamaged":
-            return [str(error)]
-        raise
+    except PackDamaged as error:
+        return [str(error)]
     problems: list[str] = []
     total = sum(int(located.table[:, 3].sum()) for located in pack.fields)
     done = 0

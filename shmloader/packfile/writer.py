@@ -1,8 +1,8 @@
 """PackWriter: samples in, a sealed pack out.
 
-    add(sample) ─▶ flatten ─▶ one Column per field ─▶ (16 MiB together, or a power of two of rows) ─▶ one commit of chunks
-                                                                                                          │
-    seal: offsets for chunks written before a field turned ragged, small chunks merged, tables, manifest ◀┘
+    add(sample) ─▶ flatten ─▶ one Column per field ─▶ at 16 MiB, or a power of two of rows: one commit of chunks
+                                                                                                        │
+    seal: offsets for chunks of a field that turned ragged later, small chunks merged, tables, manifest ◀┘
 
 All fields are cut at the same rows, so that each commit ends at a sample: the progress record says which. Memory is
 bounded by the chunk size: one buffer of it for all fields together, and LMDB's copy of it while a commit runs.
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleMismatch, UnsupportedField
+from ..errors import MisuseError, SampleMismatch, UnsupportedField
 from .bulk import Columns, take_apart
 from .columns import LARGEST_CHUNK, Column, Differs, power_of_two
 from .environment import Item, WriteEnvironment
@@ -87,12 +87,14 @@ class PackWriter:
         """Bytes of values added so far."""
         self._started = time.monotonic()
         self._report: PackReport | None = None
+        self._discarded = False
         self._env = WriteEnvironment(os.fspath(path), overwrite=overwrite, map_bytes=map_bytes)
 
     # --- samples in ---------------------------------------------------------------------------------------------------
 
     def add(self, sample: Any) -> None:
         """Add one sample. Copies its values. Raises SampleMismatch or UnsupportedField, and then has added nothing."""
+        self._check_open()
         if self._structure is None:
             self._begin(sample)
         assert self._structure is not None
@@ -121,6 +123,7 @@ class PackWriter:
         A dict of arrays makes samples that are dicts, a tuple or list tuples, one array single values. No Python per
         sample as long as the rows keep their shape. Copies. Raises SampleMismatch, UnsupportedField, ValueError.
         """
+        self._check_open()
         first, arrays, count = take_apart(columns, self.samples)
         if not count:
             return
@@ -275,6 +278,7 @@ class PackWriter:
         """Write what is left, seal, sync and rename. The report of a sealed writer is always the same."""
         if self._report is not None:
             return self._report
+        self._check_open()
         try:
             self._flush()
             fields = tuple([column.field() for column in self._columns])
@@ -300,7 +304,7 @@ class PackWriter:
             open_pack(self._env.path)  # what a reader checks is checked before the name is given
             self._env.publish()
         except BaseException:
-            self._env.discard()
+            self.discard()
             raise
         seconds = time.monotonic() - self._started
         self._report = PackReport(self._env.target, self.samples, self.payload_bytes, file_bytes, seconds, fields)
@@ -308,7 +312,12 @@ class PackWriter:
 
     def discard(self) -> None:
         """Give up: remove the temporary file. Does nothing once sealed."""
+        self._discarded = self._report is None
         self._env.discard()
+
+    def _check_open(self) -> None:
+        if self._report is not None or self._discarded:
+            raise MisuseError(f"{self._env.target}: this writer has {'given up' if self._discarded else 'sealed'}")
 
     def __enter__(self) -> PackWriter:
         return self
@@ -316,7 +325,7 @@ class PackWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.seal()
-        else:
+        if kind is not None:
             self.discard()
+        elif not self._discarded:
+            self.seal()
