@@ -58,6 +58,10 @@ def print_rows(rows: list[Row]) -> None:
             f"{ratios[0]:>8} {ratios[1]:>9}",
             flush=True,
         )
+    for row in rows:
+        if row.contender == "memcpy" and row.main_us_per_batch < 0.9 * row.us_per_batch:
+            share = row.main_us_per_batch / row.us_per_batch
+            print(f"BUSY       the plain copy had a CPU for {share:.0%} of its time: other programs run; repeat this")
 
 
 def main(script: str, workloads: Sequence[Workload], argv: list[str] | None = None) -> int:
