@@ -169,21 +169,23 @@ def _try(
     arranged = plan_with(plan, num_workers=workers, prefetch_factor=prefetch)
     if not arranged.fits or arranged.slots < slots_wanted(workers, prefetch):
         return []
-    loader: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_size=plan.batch.batch_size,
-        shuffle=True,
-        num_workers=workers,
-        prefetch_factor=prefetch if workers else None,
-        persistent_workers=bool(workers),
-        collate_fn=collate_fn,
-        drop_last=plan.data.samples >= plan.batch.batch_size,  # every batch counts the same
-        arena_bytes=arranged.arena_bytes,
-    )
-    with loader, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", CopiedOutWarning)
-        warm = slots_wanted(workers, prefetch) + 1
-        return [_timed(loader, arranged, prefetch, warm, seconds)]
+        # torch warns of more workers than CPUs; finding out whether they help is what is being done here.
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        loader: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_size=plan.batch.batch_size,
+            shuffle=True,
+            num_workers=workers,
+            prefetch_factor=prefetch if workers else None,
+            persistent_workers=bool(workers),
+            collate_fn=collate_fn,
+            drop_last=plan.data.samples >= plan.batch.batch_size,  # every batch counts the same
+            arena_bytes=arranged.arena_bytes,
+        )
+        with loader:
+            return [_timed(loader, arranged, prefetch, slots_wanted(workers, prefetch) + 1, seconds)]
 
 
 def _timed(loader: DataLoader[Any], plan: MemoryPlan, prefetch: int, warm: int, seconds: float) -> Row:

@@ -48,8 +48,8 @@ def _over_workers(axes: Axes, plan: MemoryPlan, measured: Measurement) -> None:
     axes.set_xlabel("workers")
     axes.set_ylabel("samples per second")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(bottom=0)
-    axes.legend(title="batches per worker", loc="lower right", fontsize="small")
+    axes.set_ylim(0, 1.12 * max(_rates(list(measured.rows))))  # room for labels above the points
+    axes.legend(title="batches per worker", loc="best", fontsize="small")
 
 
 def _over_memory(axes: Axes, plan: MemoryPlan, measured: Measurement) -> None:
