@@ -207,6 +207,25 @@ def test_the_installed_commands_run(folder: Path, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, ""), done
 
 
+def test_a_terminal_gets_a_progress_bar(folder: Path, tmp_path: Path) -> None:
+    """On a terminal: samples done of all, rate, time left; the report stays clean on stdout."""
+    ours, terminal = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "shmloader_tools.pack", str(folder), str(tmp_path / "a.lmdb")],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        timeout=120,
+        check=True,
+    )
+    os.set_blocking(ours, False)
+    shown = os.read(ours, 65536).decode()
+    os.close(terminal)
+    os.close(ours)
+    assert "/7.00 [" in shown
+    assert "samples/s" in shown
+    assert b"\r" not in done.stdout
+
+
 # --- inspect ----------------------------------------------------------------------------------------------------------
 
 

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from shmloader.errors import ShmLoaderError, human_bytes
 from shmloader.packfile import PackedDataset, verify
 
-from .report import class_lines, one_line, show
+from .report import class_lines, one_line, progress_bar, show
 
 PROG = "shmloader-inspect"
 
@@ -88,7 +87,7 @@ def collect(path: str) -> dict[str, Any]:
 
 
 def _verify(path: str) -> list[str]:
-    with tqdm(unit="B", unit_scale=True, disable=None, leave=False, desc="verify") as bar:
+    with progress_bar(unit="B", desc="verify") as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total

@@ -11,14 +11,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 
-from tqdm import tqdm
-
 from shmloader.errors import ShmLoaderError, human_bytes
 from shmloader.images import Fit
 from shmloader.packfile import PackReport
 from shmloader.sources import Options, Source, kinds, open_source, pack_source
 
-from .report import class_lines, one_line, show
+from .report import class_lines, one_line, progress_bar, show
 
 PROG = "shmloader-pack"
 
@@ -90,7 +88,7 @@ class _Progress:
     """A progress bar on stderr with rate and time left; nothing at all when stderr is no terminal."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
-        self._bar = tqdm(total=total, unit=" samples", unit_scale=True, disable=True if quiet else None, leave=False)
+        self._bar = progress_bar(quiet=quiet, total=total, unit=" samples")
 
     def __call__(self, done: int, total: int | None, nbytes: int) -> None:
         if total is not None:

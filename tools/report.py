@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tqdm import tqdm
 
 SHOWN_CLASSES = 20
 
@@ -34,3 +38,10 @@ def show(lines: Iterable[str]) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     text = "\n".join(lines)
     print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def progress_bar(*, quiet: bool = False, **options: Any) -> tqdm:
+    """Return a progress bar on stderr; a silent one if ``quiet``, or if stderr is no terminal. Gone when closed."""
+    # A terminal may not know its size (containers): tqdm would then draw nothing, this width falls back to 80.
+    width = shutil.get_terminal_size().columns
+    return tqdm(unit_scale=True, leave=False, ncols=width, disable=True if quiet else None, **options)
