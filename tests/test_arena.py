@@ -1,0 +1,349 @@
+"""Slots: every move is in the table, the cap holds, live slots never overlap, and lent bytes never change."""
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shmloader.arena import Arena
+from shmloader.cap import Cap
+from shmloader.errors import BatchTooLarge, SharedMemoryFull, SlotMisuse
+from shmloader.segment import PAGE, Segment
+from shmloader.slot import FREE, GRANTED, LENT, MOVES, READY, RETIRED, Slot
+from support import no_leaks, small_tmpfs
+
+EVENTS = sorted({event for _, event in MOVES})
+STATES = sorted({state for state, _ in MOVES} | set(MOVES.values()))
+
+
+def make_arena(cap_pages=8, slots=4, slot_pages=1, reserve_pages=64):
+    """An arena of pages, its cap included."""
+    cap = Cap(None if cap_pages is None else cap_pages * PAGE)
+    return Arena(Segment.create(reserve_pages * PAGE), cap, slots, slot_pages * PAGE)
+
+
+def ready(arena, need=0):
+    """A slot whose batch is finished."""
+    slot = arena.grant(need)
+    assert slot is not None
+    arena.publish(slot)
+    return slot
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_move_is_made_exactly_if_the_table_has_it(state, event):
+    """Any other is refused, changes nothing, and the error lists what was legal."""
+    slot = Slot(7, 0, PAGE, lambda slot: None)
+    slot.state = state
+    if (state, event) in MOVES:
+        slot.move(event)
+        assert slot.state == MOVES[state, event]
+        return
+    with pytest.raises(SlotMisuse) as caught:
+        slot.move(event)
+    assert slot.state == state
+    assert caught.value.slot == 7
+    assert set(caught.value.legal) == {e for s, e in MOVES if s == state}
+
+
+def test_a_lent_slot_is_out_of_reach_until_its_last_view_is_gone():
+    """A slice of a slice keeps the slot; when it dies, the slot is granted again."""
+    arena = make_arena(cap_pages=1, slots=1)
+    base = arena.lend(ready(arena), 0, 100)
+    view = base[10:20][::2]
+    del base
+    gc.collect()
+    assert arena.grant() is None
+    assert arena.stats().lent == 1
+    del view
+    gc.collect()
+    assert arena.stats().lent == 0
+    assert arena.grant() is not None
+    arena.close()
+
+
+def test_a_lease_may_end_in_another_thread():
+    """The finaliser runs wherever the last view dies; the slot is free for the thread that grants."""
+    arena = make_arena(cap_pages=1, slots=1)
+    box = [arena.lend(ready(arena), 0, PAGE)]
+    thread = threading.Thread(target=box.clear)
+    thread.start()
+    thread.join()
+    assert arena.grant() is not None
+    arena.close()
+
+
+def test_the_cap_is_never_exceeded_and_none_is_the_answer():
+    """With all slots out, one more is not to be had, and committed bytes stay at the cap."""
+    arena = make_arena(cap_pages=3, slots=9)
+    slots = [arena.grant() for _ in range(3)]
+    assert None not in slots
+    assert arena.grant() is None
+    assert arena.stats().nbytes == 3 * PAGE == arena.cap.used == arena.cap.peak
+    arena.close()
+
+
+def test_a_need_above_the_cap_is_refused_with_numbers_when_nothing_can_come_back():
+    """BatchTooLarge names need and limit at once instead of waiting for slots that cannot help."""
+    arena = make_arena(cap_pages=3)
+    with pytest.raises(BatchTooLarge) as caught:
+        arena.grant(4 * PAGE)
+    assert (caught.value.need, caught.value.limit) == (4 * PAGE, 3 * PAGE)
+    assert arena.stats().nbytes == 0
+    arena.close()
+
+
+def test_a_giant_takes_the_place_of_smaller_free_slots():
+    """A need of three pages under a cap of three retires free slots of one page each."""
+    arena = make_arena(cap_pages=3, slots=3)
+    slots = [arena.grant() for _ in range(3)]
+    for slot in slots:
+        arena.reclaim(slot)
+    giant = arena.grant(3 * PAGE)
+    assert giant is not None and giant.nbytes == 3 * PAGE
+    assert [slot.state for slot in slots] == [RETIRED] * 3
+    assert arena.stats().nbytes == 3 * PAGE
+    arena.close()
+
+
+def test_a_lent_slot_is_never_retired_for_a_giant():
+    """The giant is not to be had, and the lent bytes stay."""
+    arena = make_arena(cap_pages=3, slots=3)
+    base = arena.lend(ready(arena), 0, PAGE)
+    base[:] = 9
+    assert arena.grant(3 * PAGE) is None
+    assert (base == 9).all()
+    arena.close()
+
+
+def test_the_free_slot_used_last_is_granted_first():
+    """Its pages are warm."""
+    arena = make_arena()
+    first, second = arena.grant(), arena.grant()
+    arena.reclaim(first)
+    arena.reclaim(second)
+    assert arena.grant() is second
+    arena.close()
+
+
+def test_regrant_gives_a_larger_slot_and_frees_the_small_one():
+    """The worker's answer "need n bytes" costs no slot."""
+    arena = make_arena(cap_pages=8, slots=2)
+    small = arena.grant()
+    large = arena.regrant(small, 3 * PAGE)
+    assert large is not None and large.nbytes >= 3 * PAGE
+    assert small.state in (FREE, RETIRED)
+    assert arena.stats().granted == 1
+    arena.close()
+
+
+def test_close_leaves_lent_batches_right_and_counts_them_until_they_end():
+    """After close only what is lent is committed, its bytes are unchanged, and the cap forgets it with its last view."""
+    with no_leaks():
+        arena = make_arena(cap_pages=8)
+        arena.reclaim(arena.grant())
+        base = arena.lend(ready(arena), 0, PAGE)
+        base[:] = 5
+        cap = arena.cap
+        arena.close()
+        arena.close()
+        assert (base == 5).all()
+        assert cap.used == PAGE
+        assert cap.room() == 7 * PAGE
+        del base
+        gc.collect()
+        assert cap.room() == 8 * PAGE
+        del arena
+
+
+def test_control_pieces_are_not_counted_by_the_cap_and_come_back():
+    """A control block next to slots leaves the whole cap to the slots."""
+    arena = make_arena(cap_pages=2)
+    piece = arena.take_piece(100)
+    slots = [arena.grant(), arena.grant()]
+    assert None not in slots
+    assert all(slot.offset != piece for slot in slots)
+    arena.give_piece(piece, 100)
+    assert arena.stats().nbytes == 2 * PAGE
+    arena.close()
+
+
+def test_a_full_mount_is_an_error_when_nothing_can_come_back(tmp_path):
+    """The host's no, not the cap's: SharedMemoryFull with the mount's name, and no slot is half made."""
+    with small_tmpfs(tmp_path / "shm", "64k") as mount:
+        arena = Arena(Segment.create(64 * PAGE, str(mount)), Cap(None), 4, 8 * PAGE)
+        assert arena.grant() is not None
+        assert arena.grant() is not None
+        assert arena.grant() is None  # slots are out that may come back
+        arena.close()
+        arena = Arena(Segment.create(64 * PAGE, str(mount)), Cap(None), 4, 32 * PAGE)
+        with pytest.raises(SharedMemoryFull, match=str(mount)):
+            arena.grant()
+        assert arena.stats().slots == 0
+        arena.close()
+
+
+class Walk(RuleBasedStateMachine):
+    """A walk over everything an arena can be asked, beside a model that is a dict of slots and a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.cap_pages = 10
+        self.arena = make_arena(self.cap_pages, slots=4, reserve_pages=80)
+        self.granted, self.ready, self.lent = [], [], {}
+        self.stamp = 0
+
+    def teardown(self):
+        """Everything lent outlives the arena."""
+        self.arena.close()
+        self._lent_bytes_are_unchanged()
+
+    def _lent_bytes_are_unchanged(self):
+        for view, stamp in self.lent.values():
+            assert (view == stamp).all(), f"stamp {stamp} was overwritten"
+
+    @rule(pages=st.integers(0, 6))
+    def grant(self, pages):
+        """Never a slot that somebody has."""
+        slot = self.arena.grant(pages * PAGE)
+        if slot is not None:
+            assert slot.nbytes >= max(pages, 1) * PAGE
+            assert slot not in [*self.granted, *self.ready, *[s for s, _ in self.lent]]
+            self._stamp(slot)
+            self.granted.append(slot)
+
+    def _stamp(self, slot):
+        self.stamp = self.stamp % 250 + 1
+        self.arena.segment.memory[slot.offset : slot.offset + slot.nbytes] = self.stamp
+
+    @precondition(lambda self: self.granted)
+    @rule(data=st.data(), pages=st.integers(1, 6))
+    def regrant(self, data, pages):
+        """Either a larger slot or none; the old one is not granted any more."""
+        slot = data.draw(st.sampled_from(self.granted))
+        self.granted.remove(slot)
+        larger = self.arena.regrant(slot, pages * PAGE)
+        if larger is not None:
+            self._stamp(larger)
+            self.granted.append(larger)
+
+    @precondition(lambda self: self.granted)
+    @rule(data=st.data())
+    def publish(self, data):
+        """GRANTED to READY."""
+        slot = data.draw(st.sampled_from(self.granted))
+        self.arena.publish(slot)
+        self.granted.remove(slot)
+        self.ready.append(slot)
+
+    @precondition(lambda self: self.granted or self.ready)
+    @rule(data=st.data())
+    def reclaim(self, data):
+        """What nobody will look at is free at once."""
+        slot = data.draw(st.sampled_from(self.granted + self.ready))
+        self.arena.reclaim(slot)
+        (self.granted if slot in self.granted else self.ready).remove(slot)
+
+    @precondition(lambda self: self.ready)
+    @rule(data=st.data())
+    def lend(self, data):
+        """Keep only a sparse view of the batch, as users do."""
+        slot = data.draw(st.sampled_from(self.ready))
+        self.ready.remove(slot)
+        base = self.arena.lend(slot, 0, slot.nbytes)
+        self.lent[slot, self.stamp + len(self.lent)] = base[3::7], int(base[0])
+
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def drop(self, data):
+        """The last view of a batch dies."""
+        del self.lent[data.draw(st.sampled_from(list(self.lent)))]
+
+    @rule(slots=st.integers(1, 6), kept=st.booleans())
+    def change_plan(self, slots, kept):
+        """The loader may want other numbers at any time."""
+        self.arena.slots_wanted, self.arena.grow_for_kept = slots, kept
+
+    @rule(pages=st.integers(1, 3))
+    def larger_slots(self, pages):
+        """New slots may become larger."""
+        self.arena.slot_bytes = max(self.arena.slot_bytes, pages * PAGE)
+
+    @invariant()
+    def nothing_is_wrong(self):
+        """States, cap, overlaps and contents agree with the model."""
+        gc.collect(0)
+        stats = self.arena.stats()
+        assert (stats.granted, stats.ready, stats.lent) == (len(self.granted), len(self.ready), len(self.lent))
+        assert stats.slots == stats.free + stats.granted + stats.ready + stats.lent
+        assert stats.nbytes <= self.cap_pages * PAGE
+        assert self.arena.cap.used == stats.nbytes
+        live = sorted(
+            (slot.offset, slot.offset + slot.nbytes)
+            for slot in [*self.granted, *self.ready, *[s for s, _ in self.lent]]
+        )
+        assert all(stop <= start for (_, stop), (start, _) in zip(live, live[1:], strict=False))
+        assert {slot.state for slot in self.granted} <= {GRANTED}
+        assert {slot.state for slot in self.ready} <= {READY}
+        assert {slot.state for slot, _ in self.lent} <= {LENT}
+        self._lent_bytes_are_unchanged()
+
+
+TestWalk = Walk.TestCase
+TestWalk.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_leases_of_many_threads_all_come_back():
+    """Four threads drop 200 leases each while one grants: no slot is lost and none is granted twice."""
+    arena = make_arena(cap_pages=None, slots=8)
+    queue: list[np.ndarray] = []
+    done = threading.Event()
+
+    def drop():
+        while not done.is_set() or queue:
+            try:
+                queue.pop()
+            except IndexError:
+                done.wait(0.0005)
+
+    threads = [threading.Thread(target=drop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    lent = 0
+    deadline = time.monotonic() + 60
+    while lent < 800:
+        assert time.monotonic() < deadline, f"only {lent} leases came back"
+        slot = arena.grant()
+        if slot is not None:
+            arena.publish(slot)
+            queue.append(arena.lend(slot, 0, 64))
+            lent += 1
+    done.set()
+    for thread in threads:
+        thread.join(30)
+    queue.clear()
+    stats = arena.stats()
+    assert (stats.lent, stats.free) == (0, stats.slots)
+    arena.close()
+
+
+def test_a_quarantined_slot_is_out_of_reach_until_it_is_released():
+    """Whatever its worker still looks at is neither granted nor retired, and does not count as circulating."""
+    arena = make_arena(cap_pages=2, slots=1)
+    slot = arena.grant()
+    arena.quarantine(slot)
+    assert arena.circulating() == 0
+    other = arena.grant()
+    assert other is not None and other is not slot
+    arena.reclaim(other)
+    assert arena.grant(2 * PAGE) is None
+    arena.release_quarantined()
+    assert slot.state == FREE
+    assert arena.grant(2 * PAGE) is not None
+    arena.close()
