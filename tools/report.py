@@ -42,6 +42,6 @@ def show(lines: Iterable[str]) -> None:
 
 def progress_bar(*, quiet: bool = False, **options: Any) -> tqdm:
     """Return a progress bar on stderr; a silent one if ``quiet``, or if stderr is no terminal. Gone when closed."""
-    # A terminal may not know its size (containers): tqdm would then draw nothing, this width falls back to 80.
-    width = shutil.get_terminal_size().columns
-    return tqdm(unit_scale=True, leave=False, ncols=width, disable=True if quiet else None, **options)
+    # A terminal may not know its size (containers): tqdm would then draw nothing, this falls back to 80 x 24.
+    columns, rows = shutil.get_terminal_size()
+    return tqdm(unit_scale=True, leave=False, ncols=columns, nrows=rows, disable=True if quiet else None, **options)
