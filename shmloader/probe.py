@@ -104,19 +104,17 @@ class _Maker:
         """Make one batch and return the bytes of the slot that it needs."""
         start = align(8 * len(indices))
         if self._gatherer is not None:
-            rows_at, root = self._gatherer.layout(len(indices), start)
-            self._grow(rows_at.end)
-            self._gatherer.gather(np.asarray(indices, np.int64), rows_at, 0)
-            need = align(rows_at.end) + len(pickle.dumps(root, pickle.HIGHEST_PROTOCOL))
-        else:
-            need = self._fetch(indices, start)
-        return need
+            plan = self._gatherer.plan(np.asarray(indices, np.int64), start)
+            self._grow(plan.end)
+            self._gatherer.gather(plan, 0)
+            return align(plan.end) + len(pickle.dumps(plan.root, pickle.HIGHEST_PROTOCOL))
+        return self._fetch(indices, start)
 
     def _fetch(self, indices: list[int], start: int) -> int:
         while True:
             writer = SlotWriter(self._segment.memory, self._segment.address, 0, self._slot_bytes, start)
             description = BatchDescription(self._fetcher.fetch(indices, writer), writer)
-            need = align(writer.cursor) + len(pickle.dumps(description.root, pickle.HIGHEST_PROTOCOL))
+            need = align(description.end) + len(pickle.dumps(description.root, pickle.HIGHEST_PROTOCOL))
             if need <= self._slot_bytes:
                 description.copy_pending()
                 return need
