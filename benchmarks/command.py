@@ -100,7 +100,10 @@ def main(script: str, workloads: Sequence[Workload], argv: list[str] | None = No
             for workers in options.workers.split(","):
                 command = [sys.executable, script, "--rounds", str(rounds), "--contenders", options.contenders]
                 command += ["--group", name, workers, text]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+                if done.returncode:  # its traceback is above: wrong data, or a loader that failed
+                    print(f"{name} with {workers} workers: failed (exit code {done.returncode})", file=sys.stderr)
+                    return 1
                 group = [
                     Row(**{**row, "rounds": [Round(**turn) for turn in row["rounds"]]})
                     for row in json.loads(done.stdout)
