@@ -67,7 +67,8 @@ def _carried(name: str, claim: str, make: Any, **options: Any) -> None:
 
 
 def _sparse(index: int) -> torch.Tensor:
-    return torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 0]], [1.0, 2.0, float(index)], (2, 3), check_invariants=False)
+    indices = torch.tensor([[0, 1, 1], [2, 0, 0]])
+    return torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, float(index)]), (2, 3), check_invariants=False)
 
 
 def _csr(index: int) -> torch.Tensor:

@@ -24,15 +24,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader as TORCH
+from torch.utils.data import DataLoader
 
 SELF = os.environ.get("PARITY_SELF") == "1"
 """True: torch's loader plays both parts, and what only ours promises is not asked."""
 
-if SELF:
-    OURS: type[TORCH] = TORCH
-else:
-    from shmloader import DataLoader as OURS
+Loader = type[DataLoader[Any]]
+
+TORCH: Loader = DataLoader
+OURS: Any = TORCH
+if not SELF:
+    import shmloader
+
+    OURS = shmloader.DataLoader
 
 SEED = 20_240_229
 NOT_THE_LOADERS = (
@@ -89,15 +93,15 @@ def _freeze_tensor(tensor: torch.Tensor) -> Any:
     if tensor.is_nested:
         return (*facts, "nested", tuple(freeze(part) for part in tensor.unbind()))
     if tensor.layout is torch.sparse_coo:
-        parts = (tensor._indices(), tensor._values())
-        return (*facts, tuple(tensor.shape), tensor.is_coalesced(), tuple(_bytes(part) for part in parts))
+        pair = (tensor._indices(), tensor._values())
+        return (*facts, tuple(tensor.shape), tensor.is_coalesced(), tuple(_bytes(part) for part in pair))
     if tensor.layout is torch.sparse_csr:
         parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
         return (*facts, tuple(tensor.shape), tuple(_bytes(part) for part in parts))
     if tensor.is_quantized:
         if tensor.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric):
             axis = tensor.q_per_channel_axis()
-            scale = (_bytes(tensor.q_per_channel_scales()), _bytes(tensor.q_per_channel_zero_points()), axis)
+            scale: Any = (_bytes(tensor.q_per_channel_scales()), _bytes(tensor.q_per_channel_zero_points()), axis)
         else:
             scale = (tensor.q_scale(), tensor.q_zero_point())
         return (*facts, tuple(tensor.shape), tensor.qscheme(), scale, _bytes(tensor.int_repr()))
@@ -210,8 +214,8 @@ def reseed(seed: int = SEED) -> None:
 
 def random_states() -> str:
     """Return a digest of the three global generators of this process."""
-    kind, keys, *rest = np.random.get_state()
-    parts = (torch.get_rng_state().numpy().tobytes(), repr(random.getstate()), kind, keys.tobytes(), repr(rest))
+    _, keys, *rest = np.random.get_state(legacy=True)
+    parts = (torch.get_rng_state().tolist(), random.getstate(), np.asarray(keys).tolist(), rest)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -234,7 +238,7 @@ def steps(loader: Any, *, freezer: Callable[[Any], Any] = freeze) -> Iterator[An
     pytest.fail(f"the iterator has not ended after {MOST_STEPS} steps")
 
 
-def run(kind: type[TORCH], case: Case, workers: int, **extra: Any) -> Run:
+def run(kind: Loader, case: Case, workers: int, **extra: Any) -> Run:
     """Build ``case`` and iterate it on the loader class ``kind`` with ``workers`` workers."""
     seen = Run()
     with warnings.catch_warnings(record=True) as caught:
@@ -255,7 +259,7 @@ def run(kind: type[TORCH], case: Case, workers: int, **extra: Any) -> Run:
     return seen
 
 
-def _iterate(loader: TORCH, case: Case, seen: Run) -> None:
+def _iterate(loader: DataLoader[Any], case: Case, seen: Run) -> None:
     if case.ask_length:
         seen.length = _length(loader)
     for _ in range(case.epochs):

@@ -158,6 +158,7 @@ def widen(worker: int) -> None:
     info = get_worker_info()
     assert info is not None
     assert info.id == worker
+    assert isinstance(info.dataset, Rows)
     info.dataset.width = 5 + worker
 
 
@@ -165,6 +166,7 @@ def cut(worker: int) -> None:
     """worker_init_fn: leave one share of a ``Stream`` to each worker."""
     info = get_worker_info()
     assert info is not None
+    assert isinstance(info.dataset, Stream)
     info.dataset.shard = True
 
 

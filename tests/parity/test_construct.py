@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from .compare import OURS, SEED, TORCH, Failed, freeze, reseed, steps
-from .samples import Backwards, Growing, Rows, Stream, Unsized
+from .compare import OURS, SEED, TORCH, Failed, Loader, freeze, reseed, steps
+from .samples import Backwards, Fixed, Growing, Rows, Stream, Unsized
 
 # pytest's own settings make warnings errors; torch warns of more workers than CPUs on small machines
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -92,7 +92,7 @@ ATTRIBUTES = (
 )
 
 
-def _make(kind: type[TORCH], arguments: Callable[[], dict[str, Any]]) -> Any:
+def _make(kind: Loader, arguments: Callable[[], dict[str, Any]]) -> Any:
     reseed()
     return kind(**{"dataset": Rows(10), **arguments()})
 
@@ -100,7 +100,7 @@ def _make(kind: type[TORCH], arguments: Callable[[], dict[str, Any]]) -> Any:
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_refused_in_the_same_words(name: str) -> None:
     """Each wrong argument raises torch's class with torch's text, at construction, or is accepted by both."""
-    outcomes = []
+    outcomes: list[Any] = []
     for kind in (TORCH, OURS):
         try:
             outcomes.append((None, str(_make(kind, WRONG[name]).batch_size)))
@@ -123,7 +123,7 @@ def test_attributes_are_those_of_torch(name: str) -> None:
 @pytest.mark.parametrize("name", RIGHT)
 def test_lengths_are_those_of_torch(name: str) -> None:
     """E3: len() gives torch's number or torch's TypeError."""
-    outcomes = []
+    outcomes: list[Any] = []
     for kind in (TORCH, OURS):
         try:
             outcomes.append(len(_make(kind, RIGHT[name])))
@@ -168,7 +168,7 @@ def test_it_is_a_dataloader_for_everyone_who_asks() -> None:
 def test_a_subclass_may_extend_init_and_iter() -> None:
     """Trainers subclass the loader: super().__init__ and super().__iter__ are enough."""
 
-    class Mine(OURS):  # type: ignore[misc, valid-type]
+    class Mine(OURS):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.seen = 0
@@ -190,10 +190,14 @@ def test_positional_arguments_come_in_the_order_of_torch() -> None:
     assert list(OURS(*arguments)) == list(TORCH(*arguments)) == [2, 2]
 
 
+def _repickle(loader: Any) -> Any:
+    return pickle.loads(pickle.dumps(loader))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_fresh_loader_can_be_pickled_and_copied(workers: int) -> None:
     """pickle, copy and deepcopy of a loader give a loader with the same batches, as with torch."""
-    for clone in (lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy):
+    for clone in (_repickle, copy.copy, copy.deepcopy):
         results = []
         for kind in (TORCH, OURS):
             generator = None if clone is copy.copy else torch.Generator().manual_seed(3)
@@ -231,6 +235,13 @@ def test_the_length_follows_a_growing_dataset(workers: int) -> None:
         assert (len(loader), sum(1 for _ in loader)) == (3, 3)
         dataset.grow(6)
         assert (len(loader), sum(1 for _ in loader)) == (6, 6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_of_small_batches_may_be_kept(workers: int) -> None:
+    """list(loader) of fifteen small batches gives torch's batches and, like torch, warns of nothing."""
+    for kind in (TORCH, OURS):
+        assert [batch.tolist() for batch in list(kind(Fixed(range(30)), 2, num_workers=workers))][14] == [28, 29]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

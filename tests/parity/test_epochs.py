@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import get_worker_info
 
-from .compare import OURS, SELF, TORCH, freeze, random_states, reseed
-from .samples import Rows, Stream, get_worker_info
+from .compare import OURS, SELF, TORCH, Loader, freeze, random_states, reseed
+from .samples import Rows, Stream
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -24,7 +25,7 @@ pytestmark = [
 fork = multiprocessing.get_context("fork")
 
 
-def both(play: Callable[[type[TORCH]], Any]) -> None:
+def both(play: Callable[[Loader], Any]) -> None:
     """Play one scene on torch's class and on ours from the same seed; results and random states must be equal."""
     results = []
     for kind in (TORCH, OURS):
@@ -44,7 +45,7 @@ def labels(batch: Any) -> list[int]:
 def test_epochs_are_shuffled_anew(persistent: bool) -> None:
     """C14: four epochs have four orders, those of torch, with persistent workers or without."""
 
-    def play(kind: type[TORCH]) -> Any:
+    def play(kind: Loader) -> Any:
         loader = kind(Rows(20), 4, shuffle=True, num_workers=2, persistent_workers=persistent)
         epochs = [[labels(batch) for batch in loader] for _ in range(4)]
         assert len({repr(epoch) for epoch in epochs}) == 4
@@ -57,7 +58,7 @@ def test_epochs_are_shuffled_anew(persistent: bool) -> None:
 def test_an_abandoned_iterator_leaves_nothing_behind(workers: int) -> None:
     """No stale batch: after a few batches of an epoch the next epoch is whole, and shuffled as in torch."""
 
-    def play(kind: type[TORCH]) -> Any:
+    def play(kind: Loader) -> Any:
         loader = kind(Rows(24), 2, shuffle=True, num_workers=workers)
         seen = []
         for take in (0, 1, 3, 11):
@@ -73,9 +74,9 @@ def test_an_abandoned_iterator_leaves_nothing_behind(workers: int) -> None:
 def test_an_abandoned_persistent_iterator_leaves_nothing_behind() -> None:
     """No stale batch with persistent workers: a broken-off epoch is followed by whole ones."""
 
-    def play(kind: type[TORCH]) -> Any:
+    def play(kind: Loader) -> Any:
         loader = kind(Rows(24), 2, shuffle=True, num_workers=2, persistent_workers=True)
-        seen = []
+        seen: list[Any] = []
         for take in (1, 4, 2):
             for place, batch in enumerate(loader):
                 seen.append(labels(batch))
@@ -93,7 +94,7 @@ def test_an_abandoned_persistent_iterator_leaves_nothing_behind() -> None:
 def test_two_iterators_are_independent(workers: int) -> None:
     """Two iterators of one loader, read by turns, give what they give in torch."""
 
-    def play(kind: type[TORCH]) -> Any:
+    def play(kind: Loader) -> Any:
         loader = kind(Rows(15), 2, shuffle=True, num_workers=workers)
         first, second = iter(loader), iter(loader)
         pairs = [(labels(a), labels(b)) for a, b in zip(first, second, strict=True)]
@@ -108,7 +109,7 @@ def test_two_iterators_are_independent(workers: int) -> None:
 def test_nested_loops_over_one_loader(workers: int) -> None:
     """A loop over the loader inside a loop over the same loader."""
 
-    def play(kind: type[TORCH]) -> Any:
+    def play(kind: Loader) -> Any:
         loader = kind(Rows(6), 2, num_workers=workers)
         return [(labels(outer), [labels(inner) for inner in loader]) for outer in loader]
 
@@ -129,7 +130,7 @@ def test_a_new_persistent_iterator_is_whole() -> None:
 def test_kept_batches_keep_their_values(workers: int) -> None:
     """list(loader) of 150 batches equals torch's to the last bit, looked at only when the epoch is over."""
 
-    def play(kind: type[TORCH]) -> Any:
+    def play(kind: Loader) -> Any:
         return [freeze(batch) for batch in list(kind(Rows(450, width=64), 3, num_workers=workers))]
 
     both(play)
@@ -149,7 +150,7 @@ def test_kept_views_keep_their_values(workers: int) -> None:
 def test_batches_may_be_written_to(workers: int) -> None:
     """A user may change a batch in place; no later batch and no other epoch sees it."""
 
-    def play(kind: type[TORCH]) -> Any:
+    def play(kind: Loader) -> Any:
         loader = kind(Rows(40), 4, num_workers=workers)
         sums = []
         for _ in range(2):
@@ -250,7 +251,7 @@ def test_workers_read_ahead_by_the_prefetch_factor_at_most(prefetch: int, in_ord
 def test_a_loader_works_in_a_thread() -> None:
     """Iterating in a thread that is not the main one gives the same batches."""
 
-    def play(kind: type[TORCH]) -> Any:
+    def play(kind: Loader) -> Any:
         found: list[Any] = []
         loader = kind(Rows(10), 3, shuffle=True, num_workers=2)
         thread = threading.Thread(target=lambda: found.extend(labels(batch) for batch in loader))
@@ -265,7 +266,7 @@ def test_a_loader_works_in_a_thread() -> None:
 def test_two_loaders_work_side_by_side() -> None:
     """Two loaders with workers, read by turns (training and validation), do not mix."""
 
-    def play(kind: type[TORCH]) -> Any:
+    def play(kind: Loader) -> Any:
         train, valid = kind(Rows(12), 2, num_workers=2), kind(Stream(9), 3, num_workers=1)
         return [(labels(a), b.tolist()) for a, b in zip(train, valid, strict=False)]
 

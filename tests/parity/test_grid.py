@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from .compare import OURS, TORCH, freeze, reseed
+from .compare import OURS, TORCH, Loader, freeze, reseed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -28,7 +28,7 @@ class Squares(Dataset[Any]):
         return index, torch.tensor([float(index * index)])
 
 
-def epoch(kind: type[TORCH], n: int, batch_size: int, workers: int, *, drop: bool, shuffle: bool) -> Any:
+def epoch(kind: Loader, n: int, batch_size: int, workers: int, *, drop: bool, shuffle: bool) -> Any:
     """Return the length and all frozen batches of one epoch, or the error of the constructor."""
     reseed()
     try:
