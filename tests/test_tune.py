@@ -92,6 +92,18 @@ def test_the_largest_possible_batch_of_a_ragged_pack_is_known(boxes: str, capsys
     assert found["arena_bytes"] >= found["batch"]["largest_bytes"] + (found["slots"] - 1) * found["slot_bytes"]
 
 
+@pytest.mark.parametrize("how", ["list", "padded"])
+def test_ready_collates_have_names(how: str, boxes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--collate list and padded plan with shmloader's own functions; padding to a giant costs its length each time."""
+    code, out, _ = tune(capsys, boxes, "--batch-size", "16", "--workers", "1", "--collate", how)
+    assert code == 0
+    assert f"collate_fn=collate_{how})" in out
+    found = document(capsys, boxes, "--batch-size", "16", "--workers", "1", "--collate", how)
+    giant = 5000 * 4 * 4
+    most = found["batch"]["batch_bytes"]
+    assert (16 * giant <= most < 17 * giant) if how == "padded" else (giant <= most < 2 * giant)
+
+
 def test_unequal_samples_are_planned_as_lists(boxes: str, images: str) -> None:
     """A pack knows whether the default collate can stack its samples."""
     assert not stackable(PackedDataset(boxes))

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from shmloader.budget import parse_bytes
+from shmloader.collates import collate_jagged, collate_list, collate_padded
 from shmloader.errors import ShmLoaderError, human_bytes
 from shmloader.facts import stackable
 from shmloader.limits import UNLIMITED, HostLimits, Limit
@@ -28,6 +29,12 @@ from .tune_measure import Measurement, measure
 
 PROG = "shmloader-tune"
 FITS, ERROR, DOES_NOT_FIT = 0, 1, 2
+COLLATES: dict[str, Callable[[list[Any]], Any]] = {
+    "list": collate_list,
+    "padded": collate_padded,
+    "jagged": collate_jagged,
+}
+"""Ready collate functions by the word on the command line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
         "--collate",
         default="",
         metavar="HOW",
-        help="default, list (samples as they are), or module:function; without it, list for samples of unequal shape",
+        help="default, list, padded, jagged or module:function; without it, list for samples of unequal shape",
     )
     top.add_argument(
         "--dataset",
@@ -176,17 +183,12 @@ def _dataset(path: str | None, factory: str | None) -> Any:
     return dataset
 
 
-def _as_list(samples: list[Any]) -> list[Any]:
-    """Collate nothing: the batch is the list of samples."""
-    return samples
-
-
 def _collate(how: str, dataset: Any) -> tuple[Callable[[list[Any]], Any] | None, str, list[str]]:
     """Return the collate function (None: torch's default), how to write it, and what to say about it."""
     if how == "default":
         return None, "", []
-    if how == "list":
-        return _as_list, "list", []
+    if how in COLLATES:
+        return COLLATES[how], f"collate_{how}", []
     if how:
         try:
             return _imported(how, "--collate"), how.partition(":")[2], []
@@ -195,10 +197,10 @@ def _collate(how: str, dataset: Any) -> tuple[Callable[[list[Any]], Any] | None,
     if stackable(dataset):
         return None, "", []
     note = (
-        "Samples differ in shape, which the default collate cannot stack: here a batch is the list of its samples. "
-        "Name your collate_fn (--collate module:function) to plan with it."
+        "Samples differ in shape, which the default collate cannot stack: this plan is for shmloader's collate_list. "
+        "Name another one (--collate padded, jagged, or module:function) to plan with it."
     )
-    return _as_list, "list", [note]
+    return COLLATES["list"], "collate_list", [note]
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
