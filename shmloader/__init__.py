@@ -7,6 +7,7 @@ slots.
 """
 
 from .arena import ArenaStats
+from .collates import JaggedCollate, ListCollate, PaddedCollate, collate_jagged, collate_list, collate_padded
 from .errors import (
     ArenaTooSmall,
     BatchTooLarge,
@@ -47,6 +48,8 @@ __all__ = [
     "DataLoader",
     "DeviceTensor",
     "IteratorClosed",
+    "JaggedCollate",
+    "ListCollate",
     "LoaderStats",
     "MisuseError",
     "NotAPack",
@@ -58,6 +61,7 @@ __all__ = [
     "PackUnfinished",
     "PackVersionError",
     "PackedDataset",
+    "PaddedCollate",
     "ResourceError",
     "SampleMismatch",
     "SharedMemoryFull",
@@ -68,5 +72,8 @@ __all__ = [
     "WorkerDied",
     "WorkerError",
     "WorkerTimeout",
+    "collate_jagged",
+    "collate_list",
+    "collate_padded",
     "pack",
 ]

@@ -84,7 +84,6 @@ class Arena:
         self._lock = threading.Lock()
 
     # --- raw pieces: control blocks
-    # ------------------------------------------------------------------------------------
 
     def take_piece(self, nbytes: int) -> int:
         """Commit a piece of at least ``nbytes`` that is no slot; return its offset. Raises SharedMemoryFull.
@@ -129,7 +128,6 @@ class Arena:
         self.cap.add(-nbytes)
 
     # --- a slot's life
-    # -------------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
         """Make the slots whose last view has died FREE again."""
@@ -145,46 +143,82 @@ class Arena:
             self._free.append(slot)
 
     def grant(self, need: int = 0) -> Slot | None:
-        """Return a FREE slot of at least ``max(need, slot_bytes)`` bytes, now GRANTED, or None if there is none to be
-        had.
+        """Return a FREE slot of ``need`` bytes, now GRANTED, or None if there is none to be had now.
 
-        Raises BatchTooLarge if ``need`` can never be met.
+        ``need`` 0: whatever the next batch may take, that is ``slot_bytes``, or less if that is all there is. Raises
+        BatchTooLarge if ``need`` can never be met, SharedMemoryFull if the host cannot give a first slot.
         """
         with self._lock:
             self.collect()
             want = max(need, self.slot_bytes, PAGE)
-            for place in range(len(self._free) - 1, -1, -1):
-                if self._free[place].nbytes >= want:
-                    slot = self._free.pop(place)
-                    slot.move("grant")
-                    return slot
-            slot_or_none = self._make(want)
-            if slot_or_none is not None:
-                slot_or_none.move("grant")
-            return slot_or_none
+            free = self._free
+            for place in range(len(free) - 1, -1, -1):
+                if free[place].nbytes >= want:
+                    slot: Slot | None = free.pop(place)
+                    break
+            else:
+                slot = self._make(want)
+                if slot is None and not need and free:
+                    slot = free.pop()
+            if slot is not None:
+                slot.move("grant")
+            return slot
 
-    def _make(self, nbytes: int) -> Slot | None:
-        """Make a FREE slot, in place of smaller free ones where the count or the cap asks for it."""
-        nbytes = round_up(nbytes)
-        if len(self._slots) >= self._most():
+    def grant_any(self) -> Slot | None:
+        """Return the largest FREE slot, now GRANTED, or None if there is none."""
+        with self._lock:
+            self.collect()
             if not self._free:
                 return None
-            self._retire(min(self._free, key=lambda slot: slot.nbytes))
+            slot = max(self._free, key=lambda slot: slot.nbytes)
+            self._free.remove(slot)
+            slot.move("grant")
+            return slot
+
+    def add_slot(self) -> bool:
+        """Make one more FREE slot if count, cap and host allow, without taking anything from anybody."""
+        with self._lock:
+            if len(self._slots) >= self._most():
+                return False
+            try:
+                self._free.append(self._new(round_up(max(self.slot_bytes, PAGE))))
+            except SharedMemoryFull:
+                return False
+            return True
+
+    def _make(self, nbytes: int) -> Slot | None:
+        """Make a slot that is on no list, in place of smaller free ones where the count or the cap asks for it."""
+        nbytes = round_up(nbytes)
+        self._refuse(nbytes)
+        room = self.cap.room()
+        free = sorted(self._free, key=lambda slot: slot.nbytes)
+        victims = free[: len(self._slots) >= self._most()]
+        if len(self._slots) - len(victims) >= self._most():
+            return None
+        if room is not None:
+            room += sum(slot.nbytes for slot in victims)
+            while room < nbytes and len(victims) < len(free):
+                victims.append(free[len(victims)])
+                room += victims[-1].nbytes
+            if room < nbytes:
+                return None  # retiring slots would not help: keep them
+        for slot in victims:
+            self._retire(slot)
         while True:
             try:
-                offset = self._commit(nbytes)
-            except SharedMemoryFull:
+                return self._new(nbytes)
+            except SharedMemoryFull:  # the host has less than the cap promised
                 if not self._free:
-                    if not self._slots:  # nothing is out that could come back and help
-                        self._refuse(nbytes)
+                    if not self._slots:
                         raise
                     return None
                 self._retire(min(self._free, key=lambda slot: slot.nbytes))
-                continue
-            slot = Slot(self._made, offset, nbytes, self._returned.append)
-            self._made += 1
-            self._slots[slot.index] = slot
-            return slot
+
+    def _new(self, nbytes: int) -> Slot:
+        slot = Slot(self._made, self._commit(nbytes), nbytes, self._returned.append)
+        self._made += 1
+        self._slots[slot.index] = slot
+        return slot
 
     def _refuse(self, nbytes: int) -> None:
         """Raise if the cap itself, not the host, makes a slot of this size impossible."""
@@ -197,14 +231,6 @@ class Arena:
         slot.move("retire")
         del self._slots[slot.index]
         self._decommit(slot.offset, slot.nbytes)
-
-    def regrant(self, slot: Slot, need: int) -> Slot | None:
-        """Replace a GRANTED slot by one of at least ``need`` bytes. None: not now; ``slot`` is FREE then all the same.
-
-        Its worker has answered "need n bytes" and writes no more. Raises BatchTooLarge if it can never be met.
-        """
-        self.reclaim(slot)
-        return self.grant(need)
 
     def publish(self, slot: Slot) -> None:
         """The slot's worker has finished writing."""
@@ -236,7 +262,7 @@ class Arena:
 
         Whatever is made from the array must keep it alive; when it dies, the slot is FREE again.
         """
-        base = self.segment.memory[slot.offset + start : slot.offset + stop]
+        base = self.segment.view(slot.offset + start, stop - start)
         slot.move("lend")
         slot.lease = weakref.ref(base, slot.on_last_view_gone)
         with self._lock:
@@ -252,13 +278,7 @@ class Arena:
     def _most(self) -> int:
         return self.slots_wanted + self._quarantined + (self._lent if self.grow_for_kept else 0)
 
-    def could_grow(self) -> bool:
-        """Whether one more slot could be made now without taking anything from anybody."""
-        room = self.cap.room()
-        return len(self._slots) < self._most() and (room is None or room >= max(self.slot_bytes, PAGE))
-
     # --- the end
-    # -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give all memory back that no view looks at. Lent batches stay right until their last view is gone.

@@ -58,7 +58,7 @@ class Arenas:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._cap = Cap(self.arena_bytes)
+        self._cap = Cap(None if self.arena_bytes is None else round_up(self.arena_bytes))
         self._idle: list[Arena] = []
         self._newest: weakref.ref[Arena] | None = None
         self._lock = threading.Lock()

@@ -2,8 +2,8 @@
 
     samples ──default collate──▶ torch.stack(..., out=view of the slot)      no copy after it
 
-``SlotWriter`` hands out views of one slot, front to back. What does not fit stays on the heap, and the writer goes on
-counting, so that after one attempt the size is known that would have fitted.
+``SlotWriter`` hands out views of one slot, front to back. What does not fit is made on the heap, and counted when the
+batch is described, so that after one attempt the size is known that fits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SlotWriter:
     ``address`` is where ``memory`` begins.
     """
 
-    __slots__ = ("_address", "born", "cursor", "memory", "nbytes", "origin")
+    __slots__ = ("_address", "born", "cursor", "memory", "nbytes", "origin", "overflowed")
 
     def __init__(self, memory: Memory, address: int, origin: int, nbytes: int, start: int = 0) -> None:
         self.memory = memory
@@ -40,6 +40,8 @@ class SlotWriter:
         self.cursor = start
         self.born: dict[int, tuple[torch.Tensor, TensorLeaf]] = {}
         """By id: the tensors handed out and what describes them. What is written there needs no further copy."""
+        self.overflowed = False
+        """Whether anything was asked for that the slot has no room for."""
         self._address = address + origin
 
     def reserve(self, nbytes: int) -> int:
@@ -48,18 +50,17 @@ class SlotWriter:
         self.cursor = offset + nbytes
         return offset
 
-    def fits(self) -> bool:
-        """Whether all that was reserved lies inside the slot."""
-        return self.cursor <= self.nbytes
-
     def empty(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Return an uninitialised contiguous tensor in the slot, or None if it has no room (or no bytes at all)."""
         count = math.prod(shape)
         if count == 0:
             return None
-        offset = self.reserve(count * dtype.itemsize)
-        if self.cursor > self.nbytes:
+        offset = align(self.cursor)
+        end = offset + count * dtype.itemsize
+        if end > self.nbytes:  # it will be made on the heap, and described, and counted, there
+            self.overflowed = True
             return None
+        self.cursor = end
         made = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=self.origin + offset)
         if len(shape) != 1:
             made = made.view(shape)

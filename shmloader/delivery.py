@@ -47,13 +47,11 @@ class Delivery:
         self._builds: dict[tuple[int, int], Build] = {}
         self._warned = False
 
-    def build_of(self, slot: Slot, worker: int, number: int, offset: int, nbytes: int) -> Build:
-        """Return the builder of a batch's layout: known under the worker's ``number``, or ``nbytes`` of pickle in the
-        slot."""
-        if not nbytes:
+    def build_of(self, worker: int, number: int, layout: npt.NDArray[Any]) -> Build:
+        """Return the builder of a batch's layout: ``layout`` is its pickle, or empty if ``number`` was sent before."""
+        if not len(layout):
             return self._builds[worker, number]
-        start = slot.offset + offset
-        build = compile_layout(pickle.loads(self._arena.segment.memory[start : start + nbytes].data))
+        build = compile_layout(pickle.loads(layout.data))
         if number >= 0:
             self._builds[worker, number] = build
         return build
@@ -62,8 +60,7 @@ class Delivery:
         """Whether one more slot can be lent and enough remain for the workers."""
         arena = self._arena
         arena.collect()
-        slots = arena.circulating() - 1
-        return slots >= self._keep_back or arena.could_grow()
+        return arena.circulating() - 1 >= self._keep_back or arena.add_slot()
 
     def deliver(self, slot: Slot, build: Build, used: int) -> Any:
         """Return the batch of a READY slot, whose first ``used`` bytes are its own. Lends or copies; see this
@@ -82,13 +79,10 @@ class Delivery:
         self.count_copy()
         return base
 
-    def deliver_kept(self, slot: Slot, build: Build, used: int) -> Any:
-        """Return the batch of a READY slot at which its worker still looks: as a copy. The slot is not used any
-        more."""
+    def deliver_copy(self, build: Build, base: npt.NDArray[Any]) -> Any:
+        """Return a batch whose bytes are on the heap already."""
         self._counters.batches += 1
-        self._counters.payload_bytes += used
-        base = self._arena.segment.memory[slot.offset : slot.offset + used].copy()
-        self._arena.quarantine(slot)
+        self._counters.payload_bytes += len(base)
         return build(base)
 
     def count_copy(self) -> None:

@@ -18,6 +18,7 @@ together with process sentinels, so a death is noticed at once and nobody polls.
 from __future__ import annotations
 
 import math
+import multiprocessing.context
 import multiprocessing.reduction as reduction
 import os
 import select
@@ -40,6 +41,7 @@ class Doorbell:
         return cls(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        multiprocessing.context.assert_spawning(self)
         return Doorbell._attach, (reduction.DupFd(self.fd),)
 
     @staticmethod

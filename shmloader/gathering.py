@@ -1,163 +1,188 @@
-"""Batches of a pack without Python per sample: one gather a field, straight into the slot.
+"""Batches without Python per sample: one gather a field, straight into the slot.
 
-    indices (int64, from the ticket) ──▶ field.gather(indices, out=view of the slot) ──▶ layout known in advance
+    indices (int64, from the ticket) ──▶ column.gather(indices, out=view of the slot) ──▶ layout known in advance
 
-This works where nothing stands between the pack and the batch: a ``PackedDataset`` (or ``torch.utils.data.Subset`` of
-one) without transform, whose selected fields are all of fixed shape, and torch's default collate. ``Gatherer.of``
-says whether it does; all other datasets take the general way (fetch.py).
+This works where nothing stands between the columns and the batch: a pack without transform or a TensorDataset, and
+torch's default collate, or, for ragged fields, :class:`~shmloader.collates.ListCollate`. ``Gatherer.of`` says whether
+it does; all other loaders take the general way (fetch.py), which gives the same batches.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Subset, default_collate
 from torch.utils.data.dataloader import _DatasetKind
 
 from .collate import Memory, SlotWriter
+from .collates import ListCollate
+from .columns import Columns, FixedColumn, columns_of
 from .describe import BatchDescription
 from .fetch import Recipe
-from .layout import MappingNode, Node, PickledNode, RowLayout, SequenceNode, TensorLeaf, row_layout
-from .packfile import PackedDataset
+from .layout import MappingNode, Node, PickledNode, SequenceNode, SplitLeaf, TensorLeaf, align
+from .packfile.reader import RaggedReader
 
 Indices = npt.NDArray[np.int64]
+_VIEWS = 512
+"""Views kept for slots that come again; slots of changing size would collect them for ever."""
 
 
-def _unwrap(dataset: Any) -> tuple[PackedDataset, Indices | None] | None:
-    """Return the pack behind a dataset and the map from its indices to the pack's (None: the same), or None."""
-    mapping: Indices | None = None
-    while type(dataset) is Subset:
-        chosen = np.asarray(dataset.indices)
-        if chosen.ndim != 1 or not np.issubdtype(chosen.dtype, np.integer):
-            return None
-        chosen = chosen.astype(np.int64)
-        if mapping is None:
-            mapping = chosen
-        elif len(mapping) and (mapping.min() < -len(chosen) or mapping.max() >= len(chosen)):
-            return None
-        else:
-            mapping = chosen[mapping]
-        dataset = dataset.dataset
-    return (dataset, mapping) if type(dataset) is PackedDataset else None
+class GatherPlan(NamedTuple):
+    """Where the fields of one batch go."""
+
+    rows: Indices
+    leaves: tuple[TensorLeaf | SplitLeaf, ...]
+    """One a field."""
+    root: Node
+    """The batch's layout."""
+    end: int
+    """First byte behind the last field."""
+    key: tuple[int, int] | None
+    """Equal for batches of equal layout; None if lengths vary from batch to batch."""
 
 
-def _with_leaves(node: Node, leaves: list[TensorLeaf]) -> Node:
-    """Return ``node`` with its tensor leaves replaced, in order, by those taken off the front of ``leaves``."""
-    if isinstance(node, TensorLeaf):
-        return leaves.pop(0)
-    if isinstance(node, SequenceNode | MappingNode):
-        return node._replace(children=tuple([_with_leaves(child, leaves) for child in node.children]))
-    if isinstance(node, PickledNode):
-        return node._replace(leaves=tuple([leaves.pop(0) for _ in node.leaves]))
-    raise TypeError(f"a gathered batch has no {type(node).__name__}")
+class _Template:
+    """The structure of a batch, with holes where the fields go."""
 
+    def __init__(self, root: Node, fields: tuple[FixedColumn | RaggedReader, ...]) -> None:
+        self._root = root
+        self._ragged = [isinstance(field, RaggedReader) for field in fields]
 
-def _leaves(node: Node) -> list[TensorLeaf]:
-    if isinstance(node, TensorLeaf):
-        return [node]
-    if isinstance(node, SequenceNode | MappingNode):
-        return [leaf for child in node.children for leaf in _leaves(child)]
-    if isinstance(node, PickledNode) and all(isinstance(leaf, TensorLeaf) for leaf in node.leaves):
-        return list(node.leaves)  # type: ignore[arg-type]
-    raise TypeError(f"a gathered batch has no {type(node).__name__}")
+    def fill(self, leaves: tuple[TensorLeaf | SplitLeaf, ...]) -> Node:
+        """Return the layout with one leaf a field. Raises TypeError if the structure does not have that many places."""
+        left = list(leaves)
+        node = self._fill(self._root, left)
+        if left:
+            raise TypeError("the batch has fewer places than the sample has fields")
+        return node
+
+    def _fill(self, node: Node, left: list[TensorLeaf | SplitLeaf]) -> Node:
+        ragged = bool(left) and self._ragged[len(self._ragged) - len(left)]
+        if ragged and isinstance(node, SequenceNode) and len(node.children) == 1:
+            return left.pop(0)
+        if isinstance(node, TensorLeaf) and left and not ragged:
+            return left.pop(0)
+        if isinstance(node, SequenceNode | MappingNode):
+            return node._replace(children=tuple([self._fill(child, left) for child in node.children]))
+        if isinstance(node, PickledNode) and len(node.leaves) <= len(left):
+            taken = [left.pop(0) for _ in node.leaves]
+            if all(isinstance(leaf, TensorLeaf) for leaf in taken):
+                return node._replace(leaves=tuple(taken))  # type: ignore[arg-type]
+        raise TypeError(f"no place for a field in a {type(node).__name__}")
 
 
 class Gatherer:
-    """Gathers batches of one pack into slots of one memory. Keeps, per slot and batch length, the views that it
-    writes to."""
+    """Gathers batches of one dataset into slots of one memory. Keeps, per slot and batch length, what writes there."""
 
-    def __init__(self, dataset: PackedDataset, mapping: Indices | None, root: Node, memory: Memory) -> None:
-        self._fields = dataset.gather.fields
-        self._length = len(dataset)
-        self._mapping = mapping
-        self._root = root
-        self._memory = memory
-        self._shapes = [tuple(field.shape) for field in self._fields]
-        self._dtypes = [leaf.dtype for leaf in _leaves(root)]
-        self._row_bytes = tuple(
-            [
-                dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-                for dtype, shape in zip(self._dtypes, self._shapes, strict=True)
-            ]
-        )
-        self._layouts: dict[tuple[int, int], tuple[RowLayout, Node]] = {}
-        self._views: dict[tuple[int, int, int], list[torch.Tensor]] = {}
+    def __init__(self, columns: Columns, template: _Template) -> None:
+        self._columns = columns
+        self._template = template
+        self._memories: dict[int, Memory] = {}
+        self._plans: dict[tuple[int, int], tuple[tuple[TensorLeaf | SplitLeaf, ...], Node, int]] = {}
+        self._bound: dict[tuple[int, int, int, int], list[Callable[[Indices], None]]] = {}
 
     @classmethod
-    def of(cls, recipe: Recipe, memory: Memory) -> Gatherer | None:
+    def of(cls, recipe: Recipe) -> Gatherer | None:
         """Return a gatherer for this recipe in the current process, or None if it must be fetched sample by sample."""
-        if not recipe.default_collation or not recipe.auto_collation or recipe.dataset_kind != _DatasetKind.Map:
+        collate = recipe.collate_fn
+        lists = isinstance(collate, ListCollate) and type(collate) is ListCollate and bool(collate.fields)
+        if not (recipe.default_collation or lists) or not recipe.auto_collation:
             return None
-        found = _unwrap(recipe.dataset)
-        if found is None:
+        if recipe.dataset_kind != _DatasetKind.Map or not len(recipe.dataset):
             return None
-        dataset, mapping = found
-        if dataset.transform is not None or len(dataset) == 0 or not dataset.gather.is_plain:
+        columns = columns_of(recipe.dataset)
+        if columns is None or not (columns.is_fixed or lists):
             return None
-        root = cls._structure(dataset)
-        return None if root is None else cls(dataset, mapping, root, memory)
-
-    @staticmethod
-    def _structure(dataset: PackedDataset) -> Node | None:
-        """Return the nodes of a batch of one, if its leaves are the pack's fields in their order; else None."""
-        fields = dataset.gather.fields
-        scratch = np.empty(0, np.uint8)
-        batch = default_collate([dataset[0]])
+        batch = collate([columns.dataset[0]])
+        gatherer = cls(columns, _Template(_describe(batch), columns.fields))
         try:
-            root = BatchDescription(batch, SlotWriter(scratch, 0, 0, 0)).root
-            leaves = _leaves(root)
+            plan = gatherer.plan(np.zeros(1, np.int64), 0)
         except TypeError:
             return None
-        if [leaf.shape[1:] for leaf in leaves] != [tuple(field.shape) for field in fields]:
-            return None
-        if [leaf.dtype for leaf in leaves] != [field.torch_dtype for field in fields]:
-            return None
-        return root
+        # The structure is right if it gives this very batch its places: same order, dtypes and shapes.
+        return gatherer if _shapes(plan.root) == _shapes(_describe(batch)) else None
 
-    def row_bytes(self) -> int:
-        """Return the bytes of one sample."""
-        return sum(self._row_bytes)
+    def plan(self, indices: Indices, start: int) -> GatherPlan:
+        """Return where the fields of a batch lie behind ``start``. Raises IndexError for rows that are not there."""
+        count = len(indices)
+        rows = self._columns.rows(indices)
+        if self._columns.is_fixed:
+            known = self._plans.get((count, start))
+            if known is None:
+                known = self._plans[count, start] = self._lay(rows, start)
+            leaves, root, end = known
+            return GatherPlan(rows, leaves, root, end, (count, start))
+        leaves, root, end = self._lay(rows, start)
+        return GatherPlan(rows, leaves, root, end, None)
 
-    def layout(self, rows: int, start: int) -> tuple[RowLayout, Node]:
-        """Return where the fields of ``rows`` samples lie behind ``start``, and the batch's nodes."""
-        known = self._layouts.get((rows, start))
-        if known is None:
-            rows_at = row_layout(start, rows, self._row_bytes)
-            leaves = [
-                TensorLeaf(dtype, (rows, *shape), None, offset, rows * int(np.prod(shape, dtype=np.int64)), False)
-                for dtype, shape, offset in zip(self._dtypes, self._shapes, rows_at.offsets, strict=True)
-            ]
-            known = rows_at, _with_leaves(self._root, leaves)
-            self._layouts[rows, start] = known
-        return known
+    def _lay(self, rows: Indices, end: int) -> tuple[tuple[TensorLeaf | SplitLeaf, ...], Node, int]:
+        leaves: list[TensorLeaf | SplitLeaf] = []
+        for field in self._columns.fields:
+            end = align(end)
+            if isinstance(field, RaggedReader):
+                if field.trailing is None:
+                    raise TypeError(f"more than the first axis of field {field.name!r} varies")
+                lengths = field.lengths(rows)
+                leaves.append(SplitLeaf(True, field.torch_dtype, field.trailing, tuple(lengths.tolist()), end))
+                end += int(lengths.sum()) * math.prod(field.trailing) * field.torch_dtype.itemsize
+            else:
+                shape = (len(rows), *field.shape)
+                leaves.append(TensorLeaf(field.torch_dtype, shape, None, end, math.prod(shape), False))
+                end += math.prod(shape) * field.torch_dtype.itemsize
+        return tuple(leaves), self._template.fill(tuple(leaves)), end
 
-    def gather(self, indices: Indices, rows_at: RowLayout, origin: int) -> None:
-        """Copy the rows of ``indices`` from the pack into the slot at ``origin``. One call a field, no Python per
-        sample.
+    def gather(self, plan: GatherPlan, memory: Memory, origin: int) -> None:
+        """Copy the fields of a planned batch into ``memory`` at ``origin``. One call a field, no Python per sample.
 
-        Raises IndexError for an index outside the dataset.
+        Raises IndexError for rows that are not there.
         """
-        if self._mapping is not None:
-            indices = self._mapping[indices]
-        rows = len(indices)
-        key = (origin, rows, rows_at.end)
-        views = self._views.get(key)
-        if views is None:
-            if len(self._views) > 256:  # slots of changing size: do not collect views for ever
-                self._views.clear()
-            views = [
-                self._view(dtype, (rows, *shape), origin + offset)
-                for dtype, shape, offset in zip(self._dtypes, self._shapes, rows_at.offsets, strict=True)
-            ]
-            self._views[key] = views
-        for field, view in zip(self._fields, views, strict=True):
-            field.gather(indices, view)
+        if plan.key is not None:
+            key = (*plan.key, id(memory), origin)
+            bound = self._bound.get(key)
+            if bound is None:
+                if len(self._bound) >= _VIEWS:
+                    self._bound.clear()
+                    self._memories.clear()
+                self._memories[id(memory)] = memory  # while views of it are kept, its id is its own
+                bound = self._bound[key] = [
+                    field.bind(_view(leaf, memory, origin))  # type: ignore[union-attr]
+                    for field, leaf in zip(self._columns.fields, plan.leaves, strict=True)
+                ]
+            for write in bound:
+                write(plan.rows)
+            return
+        for field, leaf in zip(self._columns.fields, plan.leaves, strict=True):
+            out = _view(leaf, memory, origin)
+            if isinstance(field, RaggedReader):
+                field.gather_ragged(plan.rows, out)
+            else:
+                field.bind(out)(plan.rows)
 
-    def _view(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
-        count = torch.Size(shape).numel()
-        if count == 0:
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).view(shape)
+
+def _view(leaf: TensorLeaf | SplitLeaf, memory: Memory, origin: int) -> torch.Tensor:
+    shape = (sum(leaf.lengths), *leaf.trailing) if isinstance(leaf, SplitLeaf) else leaf.shape
+    count = math.prod(shape)
+    if count == 0:
+        return torch.empty(shape, dtype=leaf.dtype)
+    return torch.frombuffer(memory, dtype=leaf.dtype, count=count, offset=origin + leaf.offset).view(shape)
+
+
+def _describe(batch: Any) -> Node:
+    return BatchDescription(batch, SlotWriter(np.empty(0, np.uint8), 0, 0, 0)).root
+
+
+def _shapes(node: Node) -> list[Any]:
+    """Return dtype and shape of all tensors of a layout in their order."""
+    if isinstance(node, TensorLeaf):
+        return [(node.dtype, node.shape)]
+    if isinstance(node, SplitLeaf):
+        return [(node.dtype, (length, *node.trailing)) for length in node.lengths]
+    if isinstance(node, SequenceNode | MappingNode):
+        return [shape for child in node.children for shape in _shapes(child)]
+    if isinstance(node, PickledNode):
+        return [shape for leaf in node.leaves for shape in _shapes(leaf)]
+    return [node]

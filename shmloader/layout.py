@@ -95,22 +95,3 @@ class PickledNode(NamedTuple):
 
 
 Node = TensorLeaf | ArrayLeaf | SplitLeaf | SequenceNode | MappingNode | ValueNode | ValuesNode | PickledNode
-
-
-class RowLayout(NamedTuple):
-    """Where the fields of a batch of fixed-size rows lie: the layout of a gather."""
-
-    offsets: tuple[int, ...]
-    """One per field, from the slot's first byte."""
-    end: int
-    """First byte behind the last field."""
-
-
-def row_layout(start: int, rows: int, row_bytes: tuple[int, ...]) -> RowLayout:
-    """Lay ``rows`` rows of each field one field after the other, each aligned, from ``start`` on."""
-    offsets = []
-    for nbytes in row_bytes:
-        start = align(start)
-        offsets.append(start)
-        start += rows * nbytes
-    return RowLayout(tuple(offsets), start)

@@ -10,6 +10,7 @@ is armed to raise SIGKILL, so no orphan goes on working, sleeping or holding a G
 from __future__ import annotations
 
 import fcntl
+import multiprocessing.context
 import multiprocessing.reduction as reduction
 import os
 import select
@@ -24,6 +25,7 @@ class LifeLine:
         self.fd = fd
 
     def __reduce__(self) -> tuple[Any, ...]:
+        multiprocessing.context.assert_spawning(self)
         return LifeLine._attach, (reduction.DupFd(self.fd),)
 
     @staticmethod

@@ -24,7 +24,7 @@ MESSAGE_BYTES = _MESSAGE.size  # one cache line
 WORK = 1
 """Make batch ``batch`` from the indices in the slot."""
 REGRANT = 2
-"""Here is the larger slot that you asked for; ``nbytes`` 0: there is none, send the refusal as the batch's error."""
+"""Here is the slot that you asked for; smaller than that: send the batch in pieces; ``nbytes`` 0: drop the batch."""
 RESUME = 3
 """A new epoch begins; what was asked before it and not answered is void."""
 STOP = 4
@@ -43,6 +43,8 @@ VOID = 15
 """The ticket was cancelled before work on it began, or belongs to an epoch that is over."""
 RESUMED = 16
 """Answer to RESUME."""
+PIECE = 17
+"""The slot holds the next ``need`` bytes of a batch that is larger than any slot to be had; a REGRANT asks for more."""
 
 KEPT = 1 << 8
 """Added to BATCH, NEED or FAILED: the worker's own code still looks at the slot, so it must never be written again."""

@@ -137,9 +137,9 @@ class InProcessPass(Pass):
         self._plan = plan
         self._in_place = recipe.default_collation
         self._fetcher = Fetcher(recipe, redirecting=False)
-        self._gatherer = Gatherer.of(recipe, arena.segment.memory)
+        self._gatherer = Gatherer.of(recipe)
         self._delivery = Delivery(arena, counters, keep_back=0)
-        self._builds: dict[int, Build] = {}
+        self._builds: dict[tuple[int, int], Build] = {}
         self._workers: list[Any] = []
         self._close = weakref.finalize(self, done, arena)
 
@@ -178,16 +178,18 @@ class InProcessPass(Pass):
 
     def _gather(self, gatherer: Gatherer, indices: Any) -> Any:
         """Gather straight into a slot."""
-        rows_at, root = gatherer.layout(len(indices), 0)
-        lease = self._lease(rows_at.end)
+        plan = gatherer.plan(indices, 0)
+        lease = self._lease(plan.end)
         if lease is None:
             return self._on_heap(indices.tolist())
         slot, base = lease
-        gatherer.gather(indices, rows_at, slot.offset)
-        build = self._builds.get(len(indices))
+        gatherer.gather(plan, self._arena.segment.memory, slot.offset)
+        build = self._builds.get(plan.key) if plan.key is not None else None
         if build is None:
-            build = self._builds[len(indices)] = compile_layout(root)
-        return self._count(build(base), rows_at.end)
+            build = compile_layout(plan.root)
+            if plan.key is not None:
+                self._builds[plan.key] = build
+        return self._count(build(base), plan.end)
 
     def _fetch(self, indices: Any) -> Any:
         """Fetch and collate; what the default collate makes is born in the slot, and the batch is returned as it is."""
@@ -197,7 +199,7 @@ class InProcessPass(Pass):
         slot, base = lease
         writer = SlotWriter(base, self._arena.segment.address + slot.offset, 0, len(base))
         batch = self._fetcher.fetch(indices, writer)
-        if not writer.fits():
+        if writer.overflowed:
             batch = self._move(batch, writer)
         return self._count(batch, writer.cursor)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import multiprocessing.context
 import multiprocessing.reduction as reduction
 import os
 import secrets
@@ -108,7 +109,7 @@ class Segment:
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # DupFd refuses to work outside the start of a child process, which is what we want: a segment is not a file.
+        multiprocessing.context.assert_spawning(self)
         if self._fd is None:
             raise ValueError("this segment is closed")
         return Segment._attach, (reduction.DupFd(self._fd), self.nbytes, self.backing, self.owner_pid)
@@ -150,6 +151,14 @@ class Segment:
             self._advise(mmap.MADV_REMOVE, offset, nbytes)
             raise SharedMemoryFull(nbytes, self.free_bytes(), self.where) from None
         self.committed += nbytes
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return ``nbytes`` bytes at ``offset`` as an array of its own. Never copies.
+
+        Slices and reshapes of it, and arrays made over it, keep *this object* alive, not only the mapping (NumPy makes
+        them skip arrays on the way to the owner of the memory, and here the owner is no array).
+        """
+        return np.frombuffer(self._map, np.uint8, nbytes, offset)
 
     def decommit(self, offset: int, nbytes: int) -> None:
         """Give the pages of a committed part back to the system at once. The range stays reserved.

@@ -27,14 +27,28 @@ _NOTHING = np.empty(0, np.uint8)
 class Task:
     """A ticket that was handed out and not answered for good."""
 
-    __slots__ = ("indices", "refused", "slot", "worker")
+    __slots__ = ("filled", "heap", "indices", "need", "refused", "slot", "worker")
 
     def __init__(self, worker: int, slot: Slot, indices: Any) -> None:
         self.worker = worker
-        self.slot = slot
+        self.slot: Slot | None = slot
+        """The slot it holds; None once it holds none."""
         self.indices = indices
+        self.need = 0
+        """Bytes that its worker has asked for."""
         self.refused: ShmLoaderError | None = None
-        """Why the slot that this batch needs cannot be had; its worker answers VOID then."""
+        """Why they cannot be had; its worker answers VOID then."""
+        self.heap: npt.NDArray[np.uint8] | None = None
+        """Where the pieces of a batch are put together that no slot can hold now; ``filled`` bytes are there."""
+        self.filled = 0
+
+    def take_piece(self, piece: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Copy the next piece to the heap, and return the heap."""
+        if self.heap is None:
+            self.heap = np.empty(self.need, np.uint8)
+        self.heap[self.filled : self.filled + len(piece)] = piece
+        self.filled += len(piece)
+        return self.heap
 
     def shown_indices(self) -> tuple[object, ...]:
         """Return the indices for a message."""

@@ -10,6 +10,7 @@ once it has said that it listens, since the signal would end it before.
 from __future__ import annotations
 
 import faulthandler
+import multiprocessing.context
 import multiprocessing.reduction as reduction
 import os
 import select
@@ -34,6 +35,7 @@ class WitnessEnd:
         self._offset = offset
 
     def __reduce__(self) -> tuple[Any, ...]:
+        multiprocessing.context.assert_spawning(self)
         return WitnessEnd._attach, (reduction.DupFd(self._fd), self._segment, self._offset)
 
     @staticmethod

@@ -24,6 +24,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from .arena import Arena
+from .collate import Memory
 from .delivery import Counters, Delivery
 from .errors import BatchTooLarge, IteratorClosed, ShmLoaderError, WorkerDied
 from .failure import WorkerFailure
@@ -33,6 +34,7 @@ from .mailbox import (
     FAILED,
     KEPT,
     NEED,
+    PIECE,
     REGRANT,
     RESUME,
     RESUMED,
@@ -135,21 +137,24 @@ class WorkerPass(Pass):
             task = self._tasks[batch]
             while True:
                 reply = self._replies.next_of(task.worker, 0.0)
-                if reply.kind & ~KEPT != NEED:
-                    break
-                self._pool.outboxes[task.worker].send(Ticket(REGRANT, batch, -1, 0, 0, 0, 0, self._epoch))
                 if reply.kind & KEPT:
-                    break  # its VOID says nothing of the slot any more
-            if reply.kind & KEPT:
-                self._arena.quarantine(task.slot)
-                if reply.kind & ~KEPT == NEED:
-                    self._replies.next_of(task.worker, 0.0)
-            else:
-                self._arena.reclaim(task.slot)
+                    self._take_back(task, kept=True)
+                if reply.kind & ~KEPT not in (NEED, PIECE):
+                    break
+                self._grant(batch, task, None)
+            self._take_back(task)
             del self._tasks[batch]
 
+    def _take_back(self, task: Task, kept: bool = False) -> None:
+        """Take the slot of a task that its worker will not touch again. ``kept``: code in there still looks at it."""
+        slot, task.slot = task.slot, None
+        if slot is not None:
+            if kept:
+                self._arena.quarantine(slot)
+            else:
+                self._arena.reclaim(slot)
+
     # --- out: tickets
-    # --------------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
         """Hand out tickets while there are slots, indices, and workers with less than ``prefetch_factor`` tickets."""
@@ -197,7 +202,8 @@ class WorkerPass(Pass):
             indices, iterable=self._dataset_kind == _DatasetKind.Iterable, batched=self._auto_collation
         )
         if len(blob) > slot.nbytes:
-            larger = self._arena.regrant(slot, len(blob))
+            self._arena.reclaim(slot)
+            larger = self._arena.grant(len(blob))
             if larger is None:
                 return False
             slot = larger
@@ -213,7 +219,6 @@ class WorkerPass(Pass):
         return True
 
     # --- in: replies
-    # ---------------------------------------------------------------------------------------------------
 
     def _next_data(self) -> Any:
         if self._pool.stopped:
@@ -229,30 +234,35 @@ class WorkerPass(Pass):
             except WorkerDied:
                 self._shutdown_workers()
                 raise
-            task = self._tasks[batch]
-            kept = bool(reply.kind & KEPT)
-            if kept:
-                reply = reply._replace(kind=reply.kind & ~KEPT)
-            if reply.kind == NEED:
-                self._regrant(batch, task, reply.need, kept)
+            task, kept, kind = self._tasks[batch], bool(reply.kind & KEPT), reply.kind & ~KEPT
+            if kind == NEED:
+                self._answer_need(batch, task, reply.need, kept)
+                continue
+            if kind == PIECE:
+                task.take_piece(self._bytes_of(task, reply.need))
+                self._grant(batch, task, task.slot)
                 continue
             del self._tasks[batch]
             self._loads[task.worker] -= 1
-            if reply.kind == BATCH:
+            if kind == BATCH:
                 return self._deliver(task, reply, kept)
             failure = None
-            if reply.kind == FAILED:
-                start = task.slot.offset + reply.layout_offset
-                memory = self._arena.segment.memory
-                failure = WorkerFailure.from_bytes(memory[start : start + reply.layout_bytes].tobytes())
-            elif reply.kind == EXHAUSTED:
+            if kind == FAILED:
+                blob = self._bytes_of(task, task.need - task.filled if task.heap is not None else reply.layout_bytes)
+                failure = WorkerFailure.from_bytes((blob if task.heap is None else task.take_piece(blob)).tobytes())
+            elif kind == EXHAUSTED:
                 self._active[task.worker] = False
-            self._arena.reclaim(task.slot)
+            self._take_back(task, kept)
             if task.refused is not None:
                 raise task.refused
             if failure is not None:
                 self._dispatch()
                 failure.reraise()
+
+    def _bytes_of(self, task: Task, nbytes: int) -> Memory:
+        """Return the first bytes of a task's slot. Does not copy."""
+        assert task.slot is not None
+        return self._arena.segment.memory[task.slot.offset : task.slot.offset + nbytes]
 
     def _finish(self) -> Any:
         if not self._ended and any(self._active):
@@ -263,44 +273,49 @@ class WorkerPass(Pass):
         raise StopIteration
 
     def _deliver(self, task: Task, reply: Reply, kept: bool) -> Any:
+        """Turn a finished slot into the user's batch, and hand out the next ticket."""
         slot = task.slot
+        assert slot is not None
         if not self._arena.slot_bytes:
             self._plan(self._arena, slot.nbytes)
-        self._arena.publish(slot)
-        build = self._delivery.build_of(slot, task.worker, reply.layout, reply.layout_offset, reply.layout_bytes)
         self._counters.copied_bytes += reply.copied
-        deliver = self._delivery.deliver_kept if kept else self._delivery.deliver
-        batch = deliver(slot, build, reply.need)
+        delivery, layout_end = self._delivery, reply.layout_offset + reply.layout_bytes
+        heap = None
+        if task.heap is not None:
+            heap = task.take_piece(self._bytes_of(task, task.need - task.filled))
+            delivery.count_copy()
+        whole = self._bytes_of(task, layout_end) if heap is None else heap
+        build = delivery.build_of(task.worker, reply.layout, whole[reply.layout_offset : layout_end])
+        if kept:
+            heap = self._bytes_of(task, reply.need).copy()
+        if heap is not None:
+            self._take_back(task, kept)
+            batch = delivery.deliver_copy(build, heap)
+        else:
+            self._arena.publish(slot)
+            batch = delivery.deliver(slot, build, reply.need)
         self._dispatch()
         return batch
 
-    def _regrant(self, batch: int, task: Task, need: int, kept: bool) -> None:
-        """Answer NEED with a larger slot, or refuse and remember why. ``kept``: the old slot is lost to its worker."""
-        arena = self._arena
-        if kept:
-            arena.quarantine(task.slot)
-        else:
-            arena.reclaim(task.slot)
+    def _answer_need(self, batch: int, task: Task, need: int, kept: bool) -> None:
+        """Answer NEED with a larger slot; with any slot, for pieces, if there is none now; or refuse for good."""
+        self._take_back(task, kept)
+        task.need = need
         slot = None
         try:
-            self._plan(arena, need)
-            slot = arena.grant(need)
+            self._plan(self._arena, need)
+            slot = self._arena.grant(need) or self._arena.grant_any()
             if slot is None:
-                limit = arena.cap.limit or 0
-                task.refused = BatchTooLarge(need, arena.cap.room() or 0, limit)
+                task.refused = BatchTooLarge(need, self._arena.cap.room() or 0, self._arena.cap.limit or 0)
         except ShmLoaderError as error:
             task.refused = error
-        if slot is None:
-            slot = arena.grant()  # any slot: the worker's VOID reply gives it back
-            if slot is None:
-                raise AssertionError("the slot that was just taken back is gone")
-            nbytes = 0
-        else:
-            nbytes = slot.nbytes
+        self._grant(batch, task, slot)
+
+    def _grant(self, batch: int, task: Task, slot: Slot | None) -> None:
+        """Send the answer to NEED or PIECE: go on in ``slot``, or (None) drop the batch."""
         task.slot = slot
-        self._pool.outboxes[task.worker].send(
-            Ticket(REGRANT, batch, slot.index, slot.offset, nbytes, 0, 0, self._epoch)
-        )
+        index, offset, nbytes = (-1, 0, 0) if slot is None else (slot.index, slot.offset, slot.nbytes)
+        self._pool.outboxes[task.worker].send(Ticket(REGRANT, batch, index, offset, nbytes, 0, 0, self._epoch))
 
     def _next_reply(self) -> tuple[int, Reply]:
         """Wait for the reply to the oldest ticket, or (unordered) for any."""
@@ -328,7 +343,8 @@ def _end(pool: Pool, arena: Arena, tasks: dict[int, Task], done: Callable[[Arena
     if arena.segment.owner_pid != os.getpid():  # a forked child has a copy of the books, not of the slots
         return
     for task in tasks.values():
-        arena.reclaim(task.slot)
+        if task.slot is not None:
+            arena.reclaim(task.slot)
     arena.release_quarantined()
     tasks.clear()
     done(arena)
