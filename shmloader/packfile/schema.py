@@ -39,7 +39,7 @@ SEAL_KEY = b"seal"
 PROGRESS_KEY = b"progress"
 
 CHUNK_COLUMNS = ("chunk", "first_row", "rows", "value_bytes", "value_crc", "offset_crc", "shape_crc")
-"""Columns of a field's table, all int64. ``chunk`` is the number in the keys; a checksum is 0 where there is no part."""
+"""Columns of a field's table, all int64. ``chunk`` is its number in the keys; the checksum of a missing part is 0."""
 
 ENCODED_IMAGE = "encoded-image"
 ENCODINGS = frozenset({ENCODED_IMAGE})

@@ -92,6 +92,8 @@ def _of_tensor(tensor: torch.Tensor) -> Value:
     if name in _NUMPY_KNOWS:
         array = tensor.numpy(force=True)  # detached, on the CPU, neither conjugated nor negated lazily
         return Value("array", name, array if array.flags.c_contiguous else np.array(array, order="C"))
+    if not tensor.numel():
+        return Value("array", name, np.empty(tuple(tensor.shape), storage_dtype(name)))
     plain = tensor.detach().cpu().contiguous()
     bits = plain.reshape(-1).view(torch.uint8).numpy().view(storage_dtype(name)).reshape(tuple(tensor.shape))
     return Value("array", name, bits)
