@@ -1,4 +1,4 @@
-"""Facts about data: what is stored, what a batch of it takes. Reads lengths, makes a few batches in a child process.
+"""Facts about data: what is stored, and what a batch of it takes. Reads lengths, makes a few batches with a worker.
 
 A pack knows all its lengths, so the heaviest batches that there can be are looked up and made, whatever the collate
 function does with them. Of other datasets some batches are made, and the largest speaks for all.
@@ -85,7 +85,9 @@ def stackable(dataset: Any) -> bool:
     return not any(field.kind == "array" and field.ragged and field.encoding is None for field in dataset.fields)
 
 
-def measure_batches(dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any]) -> tuple[BatchFacts, int]:
+def measure_batches(
+    dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
+) -> tuple[BatchFacts, int]:
     """Measure batches: some of a shuffled epoch; of ragged packs the heaviest of that epoch and the heaviest of all."""
     samples = len(dataset)
     rows = min(batch_size, samples)

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch.utils.data import default_collate
-
 from .budget import DEFAULT_PREFETCH, plan_arena, slots_minimum, slots_wanted
 from .errors import SharedMemoryFull, human_bytes
 from .facts import BatchFacts, DataFacts, data_facts, measure_batches
@@ -86,7 +84,7 @@ def plan_memory(
     sample_bytes: int | None = None,
     limits: HostLimits | None = None,
 ) -> MemoryPlan:
-    """Measure a few batches in a child process, and return the facts and the plan.
+    """Measure a few batches with a worker, and return the facts and the plan.
 
     ``dataset`` is map-style; of a pack, all lengths are looked at. ``ram`` (bytes) is what the loaders of all local
     ranks may take together; None: what the host has free. Workers and prefetch that are not given are chosen to fit.
@@ -103,7 +101,7 @@ def plan_memory(
     host = read_limits(local_ranks=local_ranks) if limits is None else limits
     ranks = host.local_ranks.count if local_ranks is None else local_ranks
     if sample_bytes is None:
-        batch, private = measure_batches(dataset, batch_size, default_collate if collate_fn is None else collate_fn)
+        batch, private = measure_batches(dataset, batch_size, collate_fn)
     else:
         nbytes = batch_size * (sample_bytes + 8)  # an index per sample travels in the slot
         batch, private = BatchFacts(batch_size, sample_bytes, nbytes, nbytes, True, "given"), ASSUMED_PRIVATE
