@@ -132,14 +132,32 @@ def test_the_free_slot_used_last_is_granted_first():
     arena.close()
 
 
-def test_regrant_gives_a_larger_slot_and_frees_the_small_one():
-    """The worker's answer "need n bytes" costs no slot."""
+def test_a_surplus_of_free_slots_makes_room_for_a_larger_one():
+    """Slots made while the user kept batches are retired, all that are too many, when a larger one is needed."""
     arena = make_arena(cap_pages=8, slots=2)
-    small = arena.grant()
-    large = arena.regrant(small, 3 * PAGE)
-    assert large is not None and large.nbytes >= 3 * PAGE
-    assert small.state in (FREE, RETIRED)
-    assert arena.stats().granted == 1
+    arena.grow_for_kept = True
+    kept = [arena.lend(ready(arena), 0, PAGE) for _ in range(6)]
+    kept.clear()
+    gc.collect()
+    assert arena.stats().free == 6
+    large = arena.grant(3 * PAGE)
+    assert large is not None
+    assert large.nbytes == 3 * PAGE
+    arena.close()
+
+
+def test_whatever_is_free_is_better_than_nothing():
+    """Without a need, a smaller slot is granted where no other can be had; ``grant_any`` gives the largest that is free."""
+    arena = make_arena(cap_pages=3, slots=4)
+    first, second = arena.grant(), arena.grant(2 * PAGE)
+    arena.slot_bytes = 2 * PAGE
+    arena.reclaim(first)
+    assert arena.grant() is first
+    arena.reclaim(first)
+    arena.reclaim(second)
+    assert arena.grant_any() is second
+    assert arena.grant_any() is first
+    assert arena.grant_any() is None
     arena.close()
 
 
@@ -225,13 +243,21 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.granted)
     @rule(data=st.data(), pages=st.integers(1, 6))
     def regrant(self, data, pages):
-        """Either a larger slot or none; the old one is not granted any more."""
+        """Give a slot back for a larger one, or for whatever is free: its worker is never left without."""
         slot = data.draw(st.sampled_from(self.granted))
         self.granted.remove(slot)
-        larger = self.arena.regrant(slot, pages * PAGE)
-        if larger is not None:
-            self._stamp(larger)
-            self.granted.append(larger)
+        self.arena.reclaim(slot)
+        larger = self.arena.grant(pages * PAGE) or self.arena.grant_any()
+        assert larger is not None, "at least the slot that was just given back is free"
+        self._stamp(larger)
+        self.granted.append(larger)
+
+    @rule()
+    def add_slot(self):
+        """One more, or not; nothing is taken from anybody."""
+        before = self.arena.stats()
+        added = self.arena.add_slot()
+        assert self.arena.stats().slots == before.slots + added
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data())

@@ -80,7 +80,7 @@ def test_batches_that_span_runs_are_torchs(monkeypatch, run, n, batch_size, drop
 @given(n=st.integers(1, 20), batch_size=st.integers(1, 9), num_samples=st.integers(1, 90), stop=st.integers(0, 12))
 @settings(max_examples=60, deadline=None)
 def test_an_epoch_left_early_has_drawn_what_torch_had_drawn(n, batch_size, num_samples, stop):
-    """Random numbers are drawn at the same moments, not ahead of time: a break leaves the generator where torch's is."""
+    """Random numbers are drawn at the same moments, never ahead of time: a break leaves the generator as torch does."""
     states = []
     for iterate in (iter, index_batches):
         generator = torch.Generator()
