@@ -1,4 +1,16 @@
-"""placeholder docstring"""
+"""Batches of many pieces: detection data with ragged boxes, and dicts of 120 small fields.
+
+Workloads   detection   image uint8 3x128x128, 0 to 20 boxes float32[4] and labels each, batch 64, the classic collate
+                        function that stacks the images and keeps boxes and labels as lists: 129 tensors a batch
+            120 fields  a dict of 120 tensors float32[8], batch 64, default collate
+Contenders  as in transport.py. The plain copy gathers all boxes of a batch into one buffer, and the 120 fields as one.
+Method      see harness.py: turns within one process per group, steady state only, every row's data checked.
+
+    python benchmarks/detection.py [--rows detection] [--workers 1] [--json FILE] [--quick]
+
+What it does not show: decoding, augmentation, a GPU. On both rows Python itself is the cost, 129 and 120 objects a batch:
+compare the CPU columns, and run it on a machine without other work (the command says BUSY otherwise).
+"""
 
 from __future__ import annotations
 
