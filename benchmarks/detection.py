@@ -8,8 +8,8 @@ Method      see harness.py: turns within one process per group, steady state onl
 
     python benchmarks/detection.py [--rows detection] [--workers 1] [--json FILE] [--quick]
 
-What it does not show: decoding, augmentation, a GPU. On both rows Python itself is the cost, 129 and 120 objects a batch:
-compare the CPU columns, and run it on a machine without other work (the command says BUSY otherwise).
+What it does not show: decoding, augmentation, a GPU. On both rows Python itself is the cost, 129 and 120 objects a
+batch: compare the CPU columns, and run it on a machine without other work (the command says BUSY otherwise).
 """
 
 from __future__ import annotations
