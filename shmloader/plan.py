@@ -164,11 +164,10 @@ def _choose(
 def _arrange(batch: BatchFacts, private: int, workers: int, prefetch: int | None, available: int) -> _Arrangement:
     """Fit slots into what one rank may have."""
     wanted, minimum = slots_wanted(workers, prefetch), slots_minimum(workers)
-    # Set aside: a slot of its own for the largest batch (or larger slots all over, where that is not known for sure);
-    # the workers' message rings; a page per slot, from before the first batch told the size; rounding to whole MiB.
+    # Set aside: one slot may have to hold the largest batch (or all, where that is not known for sure); the workers'
+    # message rings; a page per slot, from before the first batch told the size; rounding to a readable number.
     unit = 1 << 20 if batch.batch_bytes * wanted >= 1 << 24 else 1 << 16
-    uneven = batch.largest_bytes - batch.batch_bytes
-    giant = 0 if not uneven else batch.largest_bytes if batch.certain else uneven * wanted
+    giant = (batch.largest_bytes - batch.batch_bytes) * (1 if batch.certain else wanted)
     rings = (1 + 2 * workers * ((prefetch or DEFAULT_PREFETCH) + 4)) * 64 + 4096
     start = wanted * 4096
     aside = workers * private + giant + rings + start + unit

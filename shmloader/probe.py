@@ -1,6 +1,7 @@
-"""What a batch and a worker really take: each batch made a few times by a real loader with one worker.
+"""What a batch and a worker really take: a few batches made by real loaders with one worker.
 
-    batches of indices ──▶ DataLoader(num_workers=1) ──▶ slot size from stats(), private memory from /proc/PID
+    each batch of indices ──▶ a DataLoader of its own ──▶ slot size from stats()
+    all of them in turn   ──▶ one DataLoader          ──▶ private memory of its worker from /proc/PID
 
 Measured is the thing itself, so whatever the loader learns to do better is in the numbers. Private memory is what
 nobody shares: pages that a forked worker has not written yet, the pack's pages and the arena are counted elsewhere.
@@ -18,7 +19,7 @@ from .loader import DataLoader
 DEADLINE_S = 300.0
 """Seconds that one batch may take."""
 _TIMES = 3
-"""How often each batch is made. The first time pays for imports, caches and the search for the slot's size."""
+"""How often all batches are made in turn for the private memory. The very first pays for imports and caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +76,36 @@ def probe_batches(dataset: Any, batches: Sequence[list[int]], collate_fn: Callab
     Raises what the dataset or ``collate_fn`` raises, and what a loader raises: WorkerDied, WorkerTimeout after five
     minutes for one batch, SharedMemoryFull. Leaves nothing behind.
     """
-    needs, peaks = zip(*[_probe(dataset, indices, collate_fn) for indices in batches], strict=True)
-    return Probe(needs, max(peaks))
+    needs = tuple([_slot_bytes(dataset, indices, collate_fn) for indices in batches])
+    return Probe(needs, _private_peak(dataset, [*batches] * _TIMES, collate_fn))
 
 
-def _probe(dataset: Any, indices: list[int], collate_fn: Callable[[list[Any]], Any] | None) -> tuple[int, int]:
-    """Return the slot that one batch needs, and the most private memory of the worker that makes it."""
-    need = peak = 0
-    with DataLoader[Any](
-        dataset,
-        batch_sampler=[indices] * _TIMES,
-        num_workers=1,
-        prefetch_factor=1,
-        collate_fn=collate_fn,
-        timeout=DEADLINE_S,
-    ) as loader:
+def _loader(
+    dataset: Any, batches: Sequence[list[int]], collate_fn: Callable[[list[Any]], Any] | None
+) -> DataLoader[Any]:
+    return DataLoader(
+        dataset, batch_sampler=batches, num_workers=1, prefetch_factor=1, collate_fn=collate_fn, timeout=DEADLINE_S
+    )
+
+
+def _slot_bytes(dataset: Any, indices: list[int], collate_fn: Callable[[list[Any]], Any] | None) -> int:
+    """Return the slot that one batch needs: a loader that has made nothing else chooses its slots for it."""
+    with _loader(dataset, [indices], collate_fn) as loader:
         for _ in loader:
-            stats = loader.stats()
-            if not need and stats.arena is not None:
-                need = stats.arena.slot_bytes
-                for pid in stats.worker_pids:
+            arena = loader.stats().arena
+            if arena is not None:
+                return arena.slot_bytes
+    raise AssertionError("a loader over one batch of indices gave no batch")
+
+
+def _private_peak(dataset: Any, batches: Sequence[list[int]], collate_fn: Callable[[list[Any]], Any] | None) -> int:
+    """Return the most private memory of a worker that makes ``batches``, once it has made the first of them."""
+    peak = 0
+    with _loader(dataset, batches, collate_fn) as loader:
+        for number, _ in enumerate(loader):
+            for pid in loader.stats().worker_pids:
+                if number == 0:
                     _forget_peak(pid)
-            else:
-                peak = max(peak, *map(_peak_private_bytes, stats.worker_pids))
-    return need, peak
+                else:
+                    peak = max(peak, _peak_private_bytes(pid))
+    return peak
