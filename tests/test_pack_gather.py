@@ -102,6 +102,14 @@ def test_strings_and_images_gather_their_bytes(tmp_path: Path) -> None:
         assert bytes(out.numpy()) == b"".join(stored)
 
 
+def test_a_last_chunk_that_is_longer_is_found(tmp_path: Path) -> None:
+    """Ragged fields are cut by bytes, so chunks of one row may be followed by one of two."""
+    rows = [np.zeros(257), np.ones(0), np.full(300, 2.0)]
+    packed = PackedDataset(pack(rows, tmp_path / "p.lmdb", chunk_bytes=4096).path)
+    assert [len(packed[i]) for i in range(3)] == [257, 0, 300]
+    assert ragged(packed).lengths(np.array([2, 1, 0, 2])).tolist() == [300, 0, 257, 300]
+
+
 @pytest.mark.parametrize("wrong", [[-1], [100], [0, 5, -(2**63)], [2**62], [3, 100, 4]])
 def test_indices_outside_are_refused_before_anything_is_written(tmp_path: Path, wrong: list[int]) -> None:
     """Stray memory is never read, whatever the index; the message names it."""

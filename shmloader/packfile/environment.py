@@ -17,7 +17,7 @@ from typing import Any
 
 import lmdb
 
-from ..errors import NotAPack, PackError, PackExists
+from ..errors import NotAPack, PackError, PackExists, human_bytes
 
 PARTIAL = ".partial"
 """Appended to the target's name while it is being written."""
@@ -101,7 +101,13 @@ class WriteEnvironment:
                 # The transaction is gone with all that it had put; the file is as before, so it is simply repeated.
                 self._grow(env, sum(len(value) for _, value in items))
             except lmdb.Error as error:  # no space left, a limit on file sizes, a failing disk
-                raise PackError(self.path, f"cannot be written: {error}") from error
+                raise PackError(self.path, f"cannot be written: {error}; {self._room(items)}") from error
+
+    def _room(self, items: Sequence[Item]) -> str:
+        """LMDB calls a full disk an input/output error: say how it stands, so that nobody looks for a broken one."""
+        there = os.statvfs(os.path.dirname(self.path))
+        need, free = sum(len(value) for _, value in items), there.f_bavail * there.f_frsize
+        return f"{human_bytes(need)} were to be written, {human_bytes(free)} are free there"
 
     def _grow(self, env: lmdb.Environment, need: int) -> None:
         size = int(env.info()["map_size"])

@@ -1,12 +1,12 @@
 """A finished pack in memory: checked, mapped once per process, and safe to carry across a fork.
 
-    LMDB, for a moment:  manifest, tables, where each chunk lies      then closed
-    our own mapping:     ┌──────┬─────────────┬───────┬───── ─ ─     read-only, shared, the whole file
-                         │ tree │ chunk 0 (v) │ c 0 (o)│ ...
+    the tree:     manifest, tables, where each chunk lies       read once, when opened
+    the mapping:  ┌──────┬─────────────┬─────────┬───── ─ ─     read-only, shared, the whole file
+                  │ tree │ chunk 0 (v) │ c. 0 (o)│ ...
 
-LMDB is asked where the chunks lie, and everything is read through a mapping of our own. A handle of LMDB must not
-cross a fork, cannot be opened twice in a process, and takes its memory with it when it is closed; a read-only file
-mapping has none of these problems. It lives as long as any array or tensor that looks into it.
+The file is mapped by us, not by LMDB. LMDB's handle must not cross a fork, cannot be opened twice in a process, and
+takes its memory with it when it is closed; a read-only file mapping has none of these problems. It lives as long as any
+array or tensor that looks into it.
 
 Reading creates no file, takes no lock, and needs no right but to read. What may be wrong with a file is found before
 its pages are touched: a cut file is refused here, because reading it would end the process with SIGBUS.
@@ -18,13 +18,12 @@ import ctypes
 import json
 import mmap
 import os
-import struct
+import stat
 import threading
 import weakref
 import zlib
 from typing import Any
 
-import lmdb
 import numpy as np
 import numpy.typing as npt
 
@@ -43,11 +42,7 @@ from .schema import (
     require_little_endian,
     table_key,
 )
-
-_LMDB_MAGIC = 0xBEEFC0DE
-_PAGE_HEADER = 16  # bytes in front of a value that has pages of its own
-_BIG_ROW = 64 << 10
-"""From this mean row on, the kernel may read around a page fault; below it would read much more than is asked for."""
+from .tree import DATA_VERSION, HEAD_BYTES, BadTree, Meta, Place, data_version, find_values, is_meta, read_meta
 
 
 class Located:
@@ -69,15 +64,21 @@ class OpenPack:
             self.identity = identity_of(status)
             self.path = path
             self.file_bytes = status.st_size
-            page_bytes = _check_head(path, fd, status.st_size)
+            meta = _check_head(path, fd, status.st_size)
             self._memory = mmap.mmap(fd, status.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._memory.madvise(mmap.MADV_RANDOM)  # else one row may cost megabytes; see ahead.py
         finally:
             os.close(fd)
         self.bytes = np.frombuffer(self._memory, np.uint8)
         """The whole file, read-only. As long as it or a view of it exists, the mapping cannot go."""
-        self.manifest, self.digest, self.fields = self._look_up(page_bytes)
-        big = self.manifest.count and self.manifest.payload_bytes // self.manifest.count >= _BIG_ROW
-        self._memory.madvise(mmap.MADV_NORMAL if big else mmap.MADV_RANDOM)
+        self.manifest, self.digest, self.fields = self._look_up(meta)
+
+    def will_need(self, place: int, nbytes: int) -> None:
+        """Let the kernel read these bytes ahead, without waiting for them."""
+        if not nbytes:
+            return
+        start = place - place % mmap.PAGESIZE
+        self._memory.madvise(mmap.MADV_WILLNEED, start, place + nbytes - start)
 
     def raw(self) -> Any:
         """Return the mapping as a ctypes array that torch takes without a warning, and that keeps the mapping alive.
@@ -90,36 +91,24 @@ class OpenPack:
 
     # --- what the tree says -------------------------------------------------------------------------------------------
 
-    def _look_up(self, page_bytes: int) -> tuple[Manifest, str, list[Located]]:
+    def _look_up(self, meta: Meta) -> tuple[Manifest, str, list[Located]]:
         try:
-            env = lmdb.open(
-                self.path, subdir=False, readonly=True, lock=False, readahead=False, create=False, max_spare_txns=0
-            )
-        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
-            raise PackDamaged(self.path, f"LMDB cannot open it: {error}") from error
-        except lmdb.Error as error:  # such as: this process has it open through LMDB itself
-            raise PackError(self.path, f"LMDB cannot open it: {error}") from error
-        try:
-            last_page = int(env.info()["last_pgno"])
-            if (last_page + 1) * page_bytes > self.file_bytes:
-                raise PackDamaged(
-                    self.path, f"is cut: {self.file_bytes} bytes are there, {(last_page + 1) * page_bytes} were written"
-                )
-            with env.begin(buffers=True) as txn:
-                manifest, digest = self._manifest(txn)
-                return manifest, digest, self._locate(txn, manifest, page_bytes)
-        except lmdb.Error as error:
-            raise PackDamaged(self.path, f"LMDB cannot read it: {error}") from error
-        finally:
-            env.close()
+            values = find_values(memoryview(self._memory), meta)
+        except BadTree as fault:
+            raise PackDamaged(self.path, fault.why) from fault
+        manifest, digest = self._manifest(values)
+        return manifest, digest, self._locate(values, manifest)
 
-    def _manifest(self, txn: Any) -> tuple[Manifest, str]:
-        found, seal = txn.get(MANIFEST_KEY), txn.get(SEAL_KEY)
-        if found is None or seal is None:
-            if txn.get(PROGRESS_KEY) is not None or self.path.endswith(PARTIAL):
+    def _value(self, values: dict[bytes, Place], key: bytes) -> bytes | None:
+        place = values.get(key)
+        return None if place is None else self._memory[place.start : place.start + place.nbytes]
+
+    def _manifest(self, values: dict[bytes, Place]) -> tuple[Manifest, str]:
+        text, seal = self._value(values, MANIFEST_KEY), self._value(values, SEAL_KEY)
+        if text is None or seal is None:
+            if PROGRESS_KEY in values:
                 raise PackUnfinished(self.path, "was never sealed: its packer was killed, or is still at work")
             raise NotAPack(self.path, "is an LMDB file, but not a pack: it has no manifest")
-        text = bytes(found)
         try:
             data = json.loads(text.decode("utf-8", "surrogatepass"))
             ours = data["format"] == FORMAT
@@ -130,7 +119,7 @@ class OpenPack:
             raise NotAPack(self.path, f"is an LMDB file of the format {str(data['format'])[:40]!r}")
         if version > VERSION:
             raise PackVersionError(self.path, f"has format version {version}; this library reads up to {VERSION}")
-        if zlib.crc32(text).to_bytes(4, "little") != bytes(seal):
+        if zlib.crc32(text).to_bytes(4, "little") != seal:
             raise PackDamaged(self.path, "its manifest has changed since it was sealed (checksum)")
         try:
             manifest = Manifest.from_json(data)
@@ -140,14 +129,13 @@ class OpenPack:
             ) from fault
         return manifest, manifest.digest
 
-    def _locate(self, txn: Any, manifest: Manifest, page_bytes: int) -> list[Located]:
-        base: int | None = None
+    def _locate(self, values: dict[bytes, Place], manifest: Manifest) -> list[Located]:
         found: list[Located] = []
         for number, field in enumerate(manifest.fields):
-            stored = txn.get(table_key(number))
+            stored = self._value(values, table_key(number))
             if stored is None:
                 raise PackDamaged(self.path, f"the table of field {field.name!r} is missing")
-            table = self._table(bytes(stored), manifest, number)
+            table = self._table(stored, manifest, number)
             sizes = {"v": table[:, 3]}
             if field.ragged:
                 sizes["o"] = 4 * (table[:, 2] + 1)
@@ -157,28 +145,13 @@ class OpenPack:
             for part, nbytes in sizes.items():
                 places = np.empty(len(table), np.int64)
                 for i, (chunk, length) in enumerate(zip(table[:, 0].tolist(), nbytes.tolist(), strict=True)):
-                    value = txn.get(chunk_key(number, part, chunk))
-                    if value is None or len(value) < length:
+                    place = values.get(chunk_key(number, part, chunk))
+                    if place is None or place.nbytes < length or not place.own_pages:
                         raise PackDamaged(self.path, f"field {field.name!r}: chunk {chunk} is missing or too short")
-                    address = int(np.frombuffer(value, np.uint8).__array_interface__["data"][0])
-                    if base is None:
-                        base = self._base(address, page_bytes)
-                    places[i] = address - base
-                if len(places) and (places.min() < 0 or (places + nbytes).max() > self.file_bytes):
-                    raise PackDamaged(self.path, f"field {field.name!r}: a chunk lies outside of the file")
+                    places[i] = place.start
                 parts[part] = places
             found.append(Located(table, parts))
         return found
-
-    def _base(self, address: int, page_bytes: int) -> int:
-        """Return where LMDB mapped the file, from one value's address: the value's page begins with its number."""
-        page = address - _PAGE_HEADER
-        number = int.from_bytes(ctypes.string_at(page, 8), "little")
-        base = page - number * page_bytes
-        there = self.bytes[address - base : address - base + 64] if 0 <= address - base < self.file_bytes else b""
-        if bytes(there) != ctypes.string_at(address, len(there)) or not len(there):
-            raise PackDamaged(self.path, "a chunk does not lie where its page says")
-        return base
 
     def _table(self, stored: bytes, manifest: Manifest, number: int) -> ChunkTable:
         """Return a table that is known to be whole: rows follow each other from 0 to the last sample."""
@@ -214,32 +187,45 @@ def _open_file(path: str) -> int:
     return fd
 
 
-def _check_head(path: str, fd: int, size: int) -> int:
-    """Look at the first page before LMDB does; return the page size."""
-    if os.path.isdir(path):
+def _check_head(path: str, fd: int, size: int) -> Meta:
+    """Read the meta pages, before anything is mapped; return the one that counts."""
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
         raise NotAPack(path, "is a directory; a pack is one file")
     if size == 0:
         raise NotAPack(path, "is empty")
-    head = os.pread(fd, 64, 0)
-    # page header (16), then magic, version, address (8), map size (8), and the first tree's head, which begins with
-    # the page size
-    if len(head) < 64 or struct.unpack_from("<I", head, 16)[0] != _LMDB_MAGIC:
+    head = os.pread(fd, HEAD_BYTES, 0)
+    if not is_meta(head):
         raise NotAPack(path, "is no LMDB file")
-    version, page_bytes = struct.unpack_from("<I", head, 20)[0], struct.unpack_from("<I", head, 40)[0]
-    if version != 1:
-        raise PackVersionError(path, f"is an LMDB file of data version {version}; this library reads version 1")
-    if not 512 <= page_bytes <= 65536 or page_bytes & (page_bytes - 1):
-        raise PackDamaged(path, f"its head says that pages have {page_bytes} bytes")
-    if size < 2 * page_bytes:
-        raise PackDamaged(path, f"is cut: {size} bytes are left")
-    return int(page_bytes)
+    if data_version(head) != DATA_VERSION:
+        raise PackVersionError(
+            path, f"is an LMDB file of data version {data_version(head)}; this library reads version {DATA_VERSION}"
+        )
+    try:
+        metas = [read_meta(head)]
+        if size >= 2 * metas[0].page_bytes:
+            metas.append(read_meta(os.pread(fd, HEAD_BYTES, metas[0].page_bytes)))
+    except BadTree as fault:
+        raise PackDamaged(path, fault.why) from fault
+    meta = max(metas, key=lambda each: each.transaction)
+    need = (meta.last_page + 1) * meta.page_bytes
+    if len(metas) < 2 or size < need:
+        raise PackDamaged(path, f"is cut: {size} bytes are there, {need} were written")
+    return meta
 
 
-_lock = threading.RLock()
+_lock = threading.Lock()
 _open: weakref.WeakValueDictionary[tuple[int, ...], OpenPack] = weakref.WeakValueDictionary()
-# LMDB refuses to open a file that it thinks is open. If a thread forked while another is inside of ``open_pack``, the
-# child would inherit that belief for ever; so forks wait for the lock.
+# A fork waits until no thread is inside of ``open_pack``: in the child, nobody would ever give the lock back.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+def _open_new(path: str) -> OpenPack:
+    try:
+        return OpenPack(path)
+    except (NotAPack, PackDamaged) as fault:
+        if path.endswith(PARTIAL):  # it may have been looked at while it was being written
+            raise PackUnfinished(path, "was never sealed: its packer was killed, or is still at work") from fault
+        raise
 
 
 def open_pack(path: str | os.PathLike[str], digest: str | None = None) -> OpenPack:
@@ -256,7 +242,7 @@ def open_pack(path: str | os.PathLike[str], digest: str | None = None) -> OpenPa
         except OSError:
             known = None
         if known is None:
-            known = OpenPack(real)
+            known = _open_new(real)
             _open[known.identity] = known
     if digest is not None and known.digest != digest:
         raise PackDamaged(real, "has been replaced by another pack since this dataset was made")

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import PackDamaged
 from ..images import decode_chw
+from .ahead import LARGE_ROW
 from .mapping import OpenPack
 from .rows import UNITS, ChunkMap, Indices, Rows
 from .schema import TORCH_DTYPES, Field
@@ -61,8 +62,14 @@ class FieldReader:
         """Only fields of one fixed shape (``is_plain``) gather into one array: TypeError for others."""
         raise TypeError(f"field {self.name!r} is {self.field}: its rows differ in size, use lengths and gather_ragged")
 
+    def _announce(self, place: int, nbytes: int) -> None:
+        """Of one large row, read all from disk at once: small beside what copying or decoding it takes."""
+        if nbytes >= LARGE_ROW:
+            self._pack.will_need(place, nbytes)
+
     def _tensor(self, shape: tuple[int, ...], place: int) -> torch.Tensor:
         """Return a copy of an array that begins at ``place`` in the file."""
+        self._announce(place, self._numpy.itemsize * math.prod(shape))
         copy = np.ndarray(shape, self._numpy, self._pack.bytes, place).copy()
         tensor = torch.from_numpy(copy)
         wanted = TORCH_DTYPES[self.dtype]
@@ -127,6 +134,7 @@ class FixedReader(FieldReader):
         flat = all_rows.reshape(-1).view(np.uint8)
         at = 0
         for place, nbytes in zip(self._places.tolist(), self._value_bytes.tolist(), strict=True):
+            self._pack.will_need(place, nbytes)
             flat[at : at + nbytes] = self._pack.bytes[place : place + nbytes]
             at += nbytes
         return all_rows
@@ -158,6 +166,7 @@ class RaggedReader(FieldReader):
     def raw_bytes(self, index: int) -> bytes:
         """Return a copy of what is stored for sample ``index``: of an encoded image, the bytes of its file."""
         place, items = self._span(index)
+        self._announce(place, items * self._item_bytes)
         return bytes(self._pack.bytes[place : place + items * self._item_bytes].data)
 
     def get(self, index: int) -> Any:
@@ -255,6 +264,7 @@ class RaggedReader(FieldReader):
             raise PackDamaged(self._pack.path, f"field {self.name!r}: offsets are wrong")
         flat, at = values.reshape(-1).view(np.uint8), 0
         for place, nbytes in zip(self._places.tolist(), self._value_bytes.tolist(), strict=True):
+            self._pack.will_need(place, nbytes)
             flat[at : at + nbytes] = self._pack.bytes[place : place + nbytes]
             at += nbytes
         return values, offsets

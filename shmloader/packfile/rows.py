@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .ahead import LARGE_ROW, Announcer
 from .mapping import OpenPack
 from .schema import ChunkTable
 
@@ -36,9 +37,16 @@ class ChunkMap:
         self.first_rows = np.ascontiguousarray(table[:, 1])
         self.count = int(table[-1, 1] + table[-1, 2]) if len(table) else 0
         self._list: list[int] = self.first_rows.tolist()
-        step = int(table[0, 2]) if len(table) else 1
-        even = step & (step - 1) == 0 and bool(np.all(np.diff(self.first_rows) == step))
-        self._bits = step.bit_length() - 1 if even and len(table) > 1 else None
+        self._bits = self._shift(table)
+
+    @staticmethod
+    def _shift(table: ChunkTable) -> int | None:
+        """Return the bits that tell a chunk from its rows, if all hold one power of two; None: search for it."""
+        if len(table) < 2:
+            return None
+        step = int(table[0, 2])
+        even = bool(np.all(np.diff(table[:, 1]) == step)) and int(table[-1, 2]) <= step  # the last may hold fewer
+        return step.bit_length() - 1 if even and step & (step - 1) == 0 else None
 
     def of(self, indices: Indices) -> Indices:
         """Return the chunk of each row."""
@@ -79,10 +87,11 @@ class Rows:
         self._pack = pack
         self._ready: dict[int, tuple[torch.Tensor, Indices, int]] = {}
         self._single = len(places) == 1
+        self._announcer = Announcer(pack, row_bytes)
         self._grid = 0
         if len(places) and window:
             self._base = int(places.min())
-            self._grid = math.gcd(row_bytes, *np.unique(places - self._base).tolist())
+            self._grid = math.gcd(row_bytes, int(np.gcd.reduce(places - self._base)))
             self._unit = math.gcd(self._grid, self._base, window, 8)
 
     def _windows(self, unit: int) -> tuple[torch.Tensor, Indices, int]:
@@ -124,13 +133,24 @@ class Rows:
             target = target.view(count, -1)
         one_chunk, chunk_of = self._single, self.chunks.of
 
-        def gather(indices: Indices) -> None:
+        def offsets_of(indices: Indices) -> Indices:
             offsets = indices * step if step != 1 else indices
-            if not one_chunk:  # the first chunk alone has a shift of 0
-                offsets = offsets + shifts.take(chunk_of(indices))
-            torch.index_select(windows, 0, torch.from_numpy(offsets), out=target)
+            # The first chunk alone has a shift of 0.
+            return offsets if one_chunk else offsets + shifts.take(chunk_of(indices))
 
-        return gather
+        def gather(indices: Indices) -> None:
+            torch.index_select(windows, 0, torch.from_numpy(offsets_of(indices)), out=target)
+
+        if self.row_bytes < LARGE_ROW:
+            return gather
+        announcer, base, grid = self._announcer, self._base, self._grid
+
+        def gather_large(indices: Indices) -> None:
+            offsets = offsets_of(indices)
+            rows = torch.from_numpy(offsets)
+            announcer.around(lambda: offsets * grid + base, lambda: torch.index_select(windows, 0, rows, out=target))
+
+        return gather_large
 
     def place(self, index: int) -> int:
         """Return where a row begins in the file. ``index`` is checked already."""

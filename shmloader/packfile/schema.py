@@ -11,8 +11,8 @@
     FFFF/s/CCCCCCCCCC       where several axes vary: the shape of each row (uint32)
     progress                while packing only: samples and chunks committed so far, as JSON
 
-F and C are hexadecimal. All numbers are little-endian. A value is padded so that LMDB gives it pages of its own: then
-its address is fixed, and 16 bytes off a page border.
+F and C are hexadecimal. All numbers are little-endian. A chunk is padded so that LMDB gives it pages of its own: then
+its place is fixed, and 16 bytes off a page border.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ def verify(path: str | os.PathLike[str], progress: Callable[[int, int], None] | 
             places = located.parts[part]
             for i in range(len(places)):
                 place, size = int(places[i]), int(sizes[i])
+                pack.will_need(place, size)
                 if _crc(pack.bytes, place, size) != int(crcs[i]):
                     first, rows = int(located.table[i, 1]), int(located.table[i, 2])
                     problems.append(
