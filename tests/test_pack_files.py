@@ -254,6 +254,36 @@ def test_opening_reads_no_samples(tmp_path: Path) -> None:
     assert mapped < 8_000_000
 
 
+def test_cold_random_batches_read_what_they_need(tmp_path: Path) -> None:
+    """D10: a tenth of a pack that is not in the page cache, in batches: at most 1.5 times its bytes come from disk."""
+    rng = np.random.default_rng(0)
+    with PackWriter(tmp_path / "p.lmdb", chunk_bytes=1 << 20) as writer:
+        for _ in range(20):
+            writer.add_columns(rng.integers(0, 255, (30, 100_000), np.uint8))
+    script = """
+        import os, sys
+        import numpy as np
+        import torch
+        from shmloader.packfile import PackedDataset
+        packed = PackedDataset(sys.argv[1])
+        out = torch.empty(6, 100_000, dtype=torch.uint8)
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        def read():
+            with open("/proc/self/io") as io:
+                return next(int(line.split()[1]) for line in io if line.startswith("read_bytes"))
+        picked = np.random.default_rng(1).permutation(600)[:60].reshape(10, 6)
+        before = read()
+        for indices in picked:
+            packed.gather.fields[0].gather(np.ascontiguousarray(indices), out)
+            for row, index in zip(out, indices):
+                assert torch.equal(row, packed[int(index)])
+        print(read() - before)
+    """
+    from_disk = int(run_script(script, args=[str(tmp_path / "p.lmdb")]).check().stdout)
+    assert from_disk <= 1.5 * 60 * 100_000
+
+
 READ_ALL = """
     import os, sys
     from shmloader.packfile import PackedDataset
