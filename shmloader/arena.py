@@ -60,6 +60,10 @@ class ArenaStats:
     """``'posix'``, ``'memfd'`` or a directory."""
 
 
+IN_USE = 2
+"""Slots of ``slots_wanted`` that are meant for the user: the batch at hand, and the next one while it replaces it."""
+
+
 class Arena:
     """Slots of one segment. Belongs to the process that made it; workers only ever see the segment.
 
@@ -71,8 +75,6 @@ class Arena:
         self.cap = cap
         self.slots_wanted = slots_wanted
         self.slot_bytes = slot_bytes
-        self.grow_for_kept = False
-        """Whether batches that the user keeps may make the arena grow beyond ``slots_wanted``, up to the cap."""
         self._extents = Extents(segment.nbytes // PAGE)
         self._slots: dict[int, Slot] = {}
         self._free: list[Slot] = []  # last in, first out: the slot whose pages are warmest
@@ -187,32 +189,30 @@ class Arena:
             return True
 
     def _make(self, nbytes: int) -> Slot | None:
-        """Make a slot that is on no list, in place of smaller free ones where the count or the cap asks for it."""
+        """Make a slot that is on no list, in place of smaller free ones where count, cap or host ask for it."""
         nbytes = round_up(nbytes)
         self._refuse(nbytes)
-        room = self.cap.room()
         free = sorted(self._free, key=lambda slot: slot.nbytes)
-        victims = free[: len(self._slots) >= self._most()]
-        if len(self._slots) - len(victims) >= self._most():
+        surplus = max(0, len(self._slots) + 1 - self._most())
+        if surplus > len(free):
             return None
-        if room is not None:
-            room += sum(slot.nbytes for slot in victims)
+        victims = free[:surplus]
+        rooms = [room for room in (self.cap.room(), self.segment.room()) if room is not None]
+        if rooms:
+            room = min(rooms) + sum(slot.nbytes for slot in victims)
             while room < nbytes and len(victims) < len(free):
+                room += free[len(victims)].nbytes
                 victims.append(free[len(victims)])
-                room += victims[-1].nbytes
-            if room < nbytes:
+            if room < nbytes and self._slots:
                 return None  # retiring slots would not help: keep them
         for slot in victims:
             self._retire(slot)
-        while True:
-            try:
-                return self._new(nbytes)
-            except SharedMemoryFull:  # the host has less than the cap promised
-                if not self._free:
-                    if not self._slots:
-                        raise
-                    return None
-                self._retire(min(self._free, key=lambda slot: slot.nbytes))
+        try:
+            return self._new(nbytes)
+        except SharedMemoryFull:  # a neighbour was quicker
+            if not self._slots:
+                raise
+            return None
 
     def _new(self, nbytes: int) -> Slot:
         slot = Slot(self._made, self._commit(nbytes), nbytes, self._returned.append)
@@ -276,7 +276,8 @@ class Arena:
         return len(self._slots) - self._lent - self._quarantined
 
     def _most(self) -> int:
-        return self.slots_wanted + self._quarantined + (self._lent if self.grow_for_kept else 0)
+        """Slots that there may be: what is wanted, and one more for each that the user keeps, up to the cap."""
+        return self.slots_wanted + self._quarantined + max(0, self._lent - IN_USE)
 
     # --- the end
 

@@ -25,8 +25,8 @@ SMALL_MOUNT = 256 << 20
 """Bytes; below this a shared-memory mount is a container's default of 64 MB or the like, and memfd is used instead."""
 _SPREAD = 4
 """Reserved addresses per byte of the cap: room for slots of changing size. Reserving costs nothing."""
-_SPARE = 0.9
-"""Share of the host's free memory that an arena without arena_bytes may take at most."""
+_SHARE = 0.5
+"""Share of what the host has free that a loader without arena_bytes may take at most, kept batches included."""
 
 
 def choose_backing(requested: str, arena_bytes: int | None) -> tuple[str, Limit]:
@@ -87,7 +87,7 @@ class Arenas:
         room = self._cap.room() if self.arena_bytes is not None else None
         backing, binding = choose_backing(self.backing, room)
         if self._cap.limit is None:
-            self._cap.limit = max(round_up(int(binding.nbytes_free * _SPARE)), PAGE)
+            self._cap.limit = max(round_up(int(binding.nbytes_free * _SHARE)), PAGE)
         reserve = round_up(_SPREAD * max(self._cap.limit, 64 << 20))
         try:
             segment = Segment.create(reserve, backing)
@@ -97,7 +97,6 @@ class Arenas:
             else:
                 segment = self._smaller(reserve, backing)
         arena = Arena(segment, self._cap, 0)
-        arena.grow_for_kept = self.arena_bytes is not None
         return arena
 
     @staticmethod

@@ -86,16 +86,28 @@ class Delivery:
         return build(base)
 
     def count_copy(self) -> None:
-        """Count a batch that is a copy; warn at the first one of this pass."""
+        """Count a batch that is a copy because the user holds the slots; warn at the first one of this pass."""
+        stats = self._arena.stats()
+        self._count_copy(
+            f"{stats.lent} of {stats.slots} slots hold batches that are still in use, so further batches are "
+            "delivered as copies, which are right but slower; drop old batches, or raise arena_bytes= "
+            f"({self._limit()}) to keep more of them in shared memory"
+        )
+
+    def count_giant(self, nbytes: int) -> None:
+        """Count a batch that came in pieces, because no slot of its size could be had; warn as above."""
+        self._count_copy(
+            f"a batch of {human_bytes(nbytes)} is larger than any slot that can be had while other batches hold "
+            "the rest of the arena, so it is delivered as a copy, which is right but slower; raise arena_bytes= "
+            f"({self._limit()}), or lower the batch size, prefetch_factor or num_workers"
+        )
+
+    def _limit(self) -> str:
+        limit = self._arena.cap.limit
+        return "now the host's memory" if limit is None else f"now {human_bytes(limit)}"
+
+    def _count_copy(self, why: str) -> None:
         self._counters.copied_out += 1
         if not self._warned:
             self._warned = True
-            stats = self._arena.stats()
-            limit = "the host's memory" if stats.limit is None else human_bytes(stats.limit)
-            warnings.warn(
-                f"{stats.lent} of {stats.slots} slots hold batches that are still in use, so further batches are "
-                "delivered as copies, which are right but slower; drop old batches, or raise arena_bytes= "
-                f"(now {limit}) to keep more of them in shared memory",
-                CopiedOutWarning,
-                stacklevel=2,
-            )
+            warnings.warn(why, CopiedOutWarning, stacklevel=2)

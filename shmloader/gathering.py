@@ -92,10 +92,10 @@ class Gatherer:
         lists = isinstance(collate, ListCollate) and type(collate) is ListCollate and bool(collate.fields)
         if not (recipe.default_collation or lists) or not recipe.auto_collation:
             return None
-        if recipe.dataset_kind != _DatasetKind.Map or not len(recipe.dataset):
+        if recipe.dataset_kind != _DatasetKind.Map:
             return None
         columns = columns_of(recipe.dataset)
-        if columns is None or not (columns.is_fixed or lists):
+        if columns is None or not len(columns.dataset) or not (columns.is_fixed or lists):
             return None
         batch = collate([columns.dataset[0]])
         gatherer = cls(columns, _Template(_describe(batch), columns.fields))

@@ -20,6 +20,7 @@ from .arena import Arena, ArenaStats
 from .arenas import AUTO, Arenas
 from .budget import parse_bytes, slots_wanted
 from .delivery import Counters
+from .interrupts import raise_kept
 from .passes import InProcessPass
 from .worker_pass import WorkerPass
 
@@ -127,6 +128,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.__dict__.update(state)
         self.__dict__["_passes"] = weakref.WeakSet()
 
+    def __iter__(self) -> _BaseDataLoaderIter:
+        raise_kept()
+        # A persistent iterator whose workers have ended (one died, or they were shut down) cannot begin another epoch.
+        old = self._iterator
+        if isinstance(old, WorkerPass) and old.ended:
+            self._iterator = None
+        return super().__iter__()
+
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self.pin_memory:
             _warn_unpinned()
@@ -152,7 +161,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def stats(self) -> LoaderStats:
         """Return the numbers of this moment. Cheap: a few microseconds a slot."""
         arena = self._arenas.newest()
-        pids = [p.pid for it in list(self._passes) for p in it._workers if p.is_alive()]
+        pids = [pid for one_pass in list(self._passes) for pid in one_pass.worker_pids()]
         counters = self._counters
         return LoaderStats(
             arena=arena.stats() if arena is not None else None,
@@ -173,6 +182,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             old_pass._shutdown_workers()
         self._iterator = None
         self._arenas.close()
+        raise_kept()
 
     def __enter__(self) -> DataLoader[T_co]:
         return self

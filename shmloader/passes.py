@@ -32,6 +32,7 @@ from .describe import BatchDescription
 from .errors import IteratorClosed
 from .fetch import Fetcher, Recipe
 from .gathering import Gatherer
+from .interrupts import raise_kept
 from .order import index_batches
 from .slot import Slot
 
@@ -85,7 +86,12 @@ class Pass(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         raise AssertionError("every pass has its own")
 
+    def worker_pids(self) -> list[int]:
+        """Return the process ids of the workers that live."""
+        return []
+
     def __next__(self) -> Any:
+        raise_kept()
         if _profiler_enabled():
             with torch.autograd.profiler.record_function(self._profile_name):
                 data = self._next_data()

@@ -16,11 +16,14 @@ whatever is sent. The control block in the segment:
 
 from __future__ import annotations
 
+import contextlib
 import math
+import multiprocessing.process
 import os
 import pickle
 import select
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +34,7 @@ from .arena import Arena
 from .doorbell import Doorbell
 from .failure import find_unpicklable
 from .fetch import Recipe
+from .interrupts import children_without_sigint
 from .lifeline import LifeLine
 from .mailbox import MESSAGE_BYTES, STOP, Inbox, Outbox, Ticket
 from .orders import WorkerOrders
@@ -71,6 +75,7 @@ class Pool:
         self._control_bytes = round_up(self._rings_at + 2 * num_workers * self._ring_bytes)
         self._control_at = arena.take_piece(self._control_bytes)
         self._owner_pid = os.getpid()
+        _POOLS.add(self)
         self._stopped = False
         self._bells: list[Doorbell] = []
         self._lines: list[int] = []
@@ -126,8 +131,11 @@ class Pool:
             inherited_fds=tuple(self._lines) if forks else (),
         )
         process = context.Process(target=worker_main, args=(orders,), daemon=True)
+        # A fork server outlives this call, and must not go on with SIGINT blocked.
+        quiet = contextlib.nullcontext() if context.get_start_method() == "forkserver" else children_without_sigint()
         try:
-            process.start()
+            with quiet:
+                process.start()
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             culprit = find_unpicklable(
                 dataset=recipe.dataset, collate_fn=recipe.collate_fn, worker_init_fn=worker_init_fn
@@ -170,6 +178,12 @@ class Pool:
             poll.register(fd, select.POLLIN)
         return [sentinels[fd] for fd, _ in poll.poll(math.ceil(timeout_s * 1000)) if fd in sentinels]
 
+    def alive_pids(self) -> list[int]:
+        """Return the process ids of the workers that live; none in a forked child, to which they do not belong."""
+        if os.getpid() != self._owner_pid:
+            return []
+        return [process.pid for process in self.processes if process.is_alive()]
+
     def exitcode(self, worker: int) -> int | None:
         """Return the exit code of a worker that has died, waiting a moment for the system to know it."""
         self.processes[worker].join(1.0)
@@ -184,33 +198,55 @@ class Pool:
         if self._stopped:
             return
         self._stopped = True
-        if os.getpid() == self._owner_pid:
-            self._end_processes()
-        for bell in self._bells:
-            bell.close()
-        for fd in self._lines:
-            os.close(fd)
-        self.witness.close()
-        self.outboxes.clear()
-        self.inboxes.clear()
-        del self._epoch
-        if os.getpid() == self._owner_pid:
-            self.arena.give_piece(self._control_at, self._control_bytes)
+        owner = os.getpid() == self._owner_pid
+        try:
+            if owner:
+                self._end_processes()
+        finally:
+            for bell in self._bells:
+                bell.close()
+            for fd in self._lines:
+                os.close(fd)
+            self.witness.close()
+            self.outboxes.clear()
+            self.inboxes.clear()
+            del self._epoch
+            if owner:
+                self.arena.give_piece(self._control_at, self._control_bytes)
 
     def _end_processes(self) -> None:
         self._epoch[0] = NEVER
         for outbox in self.outboxes:
             outbox.send(Ticket(STOP, 0, 0, 0, 0, 0, 0, 0))
-        deadline = time.monotonic() + GRACE_S
-        for process in self.processes:
+        try:
+            late = self._join(self.processes, GRACE_S)
+            for process in late:
+                process.terminate()
+            self._join(late, TERM_S)
+        finally:  # Ctrl-C ends the waiting, not the cleaning up
+            for process in self.processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+    @staticmethod
+    def _join(processes: list[Any], seconds: float) -> list[Any]:
+        """Wait for processes to end, ``seconds`` in all; return those that have not."""
+        deadline = time.monotonic() + seconds
+        for process in processes:
             process.join(max(0.0, deadline - time.monotonic()))
-        late = [process for process in self.processes if process.is_alive()]
-        for process in late:
-            process.terminate()
-        deadline = time.monotonic() + TERM_S
-        for process in late:
-            process.join(max(0.0, deadline - time.monotonic()))
-        for process in late:
-            if process.is_alive():
-                process.kill()
-                process.join()
+        return [process for process in processes if process.is_alive()]
+
+
+def _forget_workers_of_parent() -> None:
+    """In a forked child: leave the parent's workers alone.
+
+    multiprocessing ends all daemonic children at exit, and a child made by plain ``os.fork`` has a copy of its parent's
+    list of them. It would terminate its own siblings.
+    """
+    for pool in list(_POOLS):
+        multiprocessing.process._children.difference_update(pool.processes)  # type: ignore[attr-defined]
+
+
+_POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forget_workers_of_parent)

@@ -109,9 +109,9 @@ class Segment:
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        multiprocessing.context.assert_spawning(self)
         if self._fd is None:
             raise ValueError("this segment is closed")
+        multiprocessing.context.assert_spawning(self)
         return Segment._attach, (reduction.DupFd(self._fd), self.nbytes, self.backing, self.owner_pid)
 
     @staticmethod
@@ -135,6 +135,10 @@ class Segment:
             return os.sysconf("SC_AVPHYS_PAGES") * PAGE
         status = os.fstatvfs(self._fd)
         return status.f_bavail * status.f_frsize
+
+    def room(self) -> int | None:
+        """Return the bytes that the backing mount has left for us, or None where there is no mount (memfd)."""
+        return None if self.backing == "memfd" else self.free_bytes()
 
     def commit(self, offset: int, nbytes: int) -> None:
         """Put memory behind ``nbytes`` bytes at ``offset`` (both multiples of a page). Its bytes read as zero.

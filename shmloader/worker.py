@@ -11,6 +11,7 @@ line ends.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import weakref
@@ -29,6 +30,7 @@ from .failure import WorkerFailure
 from .fetch import Fetcher
 from .gathering import Gatherer
 from .identity import seed_data_pipes, take_identity
+from .interrupts import ignore_sigint
 from .layout import align
 from .mailbox import (
     COUNT,
@@ -81,6 +83,7 @@ class Worker:
     def run(self) -> None:
         """Work until told to stop."""
         orders = self._orders
+        ignore_sigint()
         for fd in orders.inherited_fds:
             os.close(fd)
         orders.life_line.arm()
@@ -93,8 +96,7 @@ class Worker:
                     self._resume(ticket)
                 elif ticket.kind == WORK:
                     self._work(ticket)
-        except (_Left, KeyboardInterrupt):
-            # The main process gets the KeyboardInterrupt too and tells about it, once.
+        except _Left:
             pass
         finally:
             orders.life_line.disarm()
@@ -241,4 +243,6 @@ class Worker:
 
 def worker_main(orders: WorkerOrders) -> None:
     """Entry point of a worker process."""
+    # What was inherited by fork is not garbage; a collection that walks it would copy every page of it.
+    gc.freeze()
     Worker(orders).run()

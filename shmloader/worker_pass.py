@@ -14,7 +14,6 @@ Rule 3: a worker answers in the order of its tickets, so the next reply of worke
 
 from __future__ import annotations
 
-import itertools
 import os
 import weakref
 from collections.abc import Callable
@@ -26,8 +25,10 @@ from torch.utils.data.dataloader import _DatasetKind
 from .arena import Arena
 from .collate import Memory
 from .delivery import Counters, Delivery
+from .dispatch import Dispatcher
 from .errors import BatchTooLarge, IteratorClosed, ShmLoaderError, WorkerDied
 from .failure import WorkerFailure
+from .interrupts import keep
 from .mailbox import (
     BATCH,
     EXHAUSTED,
@@ -38,7 +39,6 @@ from .mailbox import (
     REGRANT,
     RESUME,
     RESUMED,
-    WORK,
     Reply,
     Ticket,
 )
@@ -47,7 +47,7 @@ from .passes import Pass
 from .pool import Pool
 from .replies import Replies
 from .slot import Slot
-from .tickets import ShardingInit, Task, encode_indices
+from .tickets import ShardingInit, Task
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -83,29 +83,34 @@ class WorkerPass(Pass):
         )
         self._tasks: dict[int, Task] = {}
         self._delivery = Delivery(arena, counters, keep_back=min(self._num_workers, max(1, arena.slots_wanted // 2)))
-        self._close = weakref.finalize(self, _end, self._pool, arena, self._tasks, done)
+        self._asked: list[bool] = []  # not empty: the end was asked for, and is no garbage collection
+        self._close = weakref.finalize(self, _end, self._pool, arena, self._tasks, done, self._asked)
         self._workers = self._pool.processes
         self._replies = Replies(self._pool, self._tasks, counters)
         self._epoch = 0
+        self._resumes_owed = [0] * self._num_workers
         self._begin(loader)
 
     # --- epochs
     # --------------------------------------------------------------------------------------------------------
 
     def _begin(self, loader: DataLoader[Any]) -> None:
-        self._sampler_iter = index_batches(self._index_sampler)  # a second time, as torch does
         self._num_yielded = 0
         self._IterableDataset_len_called = loader._IterableDataset_len_called
-        self._sent = 0
         self._next = 0
         self._turn = 0
-        self._ended = False
-        self._stash: Any = None  # indices that were drawn and not sent yet, in a tuple
-        self._chosen: int | None = None  # and the worker whose turn it was
-        self._active = [True] * self._num_workers
-        self._loads = [0] * self._num_workers
-        self._cycle = itertools.cycle(range(self._num_workers))
-        self._dispatch()
+        order = index_batches(self._index_sampler)  # a second time, as torch does
+        self._dispatcher = Dispatcher(
+            self._pool,
+            self._tasks,
+            order,
+            epoch=self._epoch,
+            prefetch_factor=self._prefetch_factor,
+            in_order=self._in_order,
+            iterable=self._dataset_kind == _DatasetKind.Iterable,
+            batched=self._auto_collation,
+        )
+        self._dispatcher.dispatch()
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin the next epoch with the same workers. What the last one had not delivered is dropped."""
@@ -120,14 +125,30 @@ class WorkerPass(Pass):
             raise
         self._begin(loader)
 
+    @property
+    def ended(self) -> bool:
+        """Whether its workers are gone for good."""
+        return self._pool.stopped
+
     def _resume(self) -> None:
         """Tell all workers that a new epoch begins, and wait until they have understood."""
+        self._await_resumed()  # of an earlier attempt that was interrupted, by Ctrl-C say
         order = Ticket(RESUME, 0, -1, 0, 0, 0, self._shared_seed or 0, self._epoch)
-        for outbox in self._pool.outboxes:
+        for worker, outbox in enumerate(self._pool.outboxes):
+            self._resumes_owed[worker] += 1
             outbox.send(order)
+        self._await_resumed()
+
+    def _await_resumed(self) -> None:
         for worker in range(self._num_workers):
-            if self._replies.next_of(worker, 0.0).kind != RESUMED:
-                raise AssertionError("a worker answered an order that it was not given")
+            while self._resumes_owed[worker]:
+                self._expect(self._replies.next_of(worker, self._timeout), RESUMED, 0)
+                self._resumes_owed[worker] -= 1
+
+    @staticmethod
+    def _expect(reply: Reply, kind: int, batch: int) -> None:
+        if reply.kind != kind or reply.batch != batch:
+            raise AssertionError(f"expected reply {kind} to batch {batch}, but got {reply}")
 
     def _cancel(self) -> None:
         """Make all tickets void and take every slot back, once its worker has answered."""
@@ -136,7 +157,7 @@ class WorkerPass(Pass):
         for batch in sorted(self._tasks):
             task = self._tasks[batch]
             while True:
-                reply = self._replies.next_of(task.worker, 0.0)
+                reply = self._replies.next_of(task.worker, self._timeout)
                 if reply.kind & KEPT:
                     self._take_back(task, kept=True)
                 if reply.kind & ~KEPT not in (NEED, PIECE):
@@ -154,79 +175,13 @@ class WorkerPass(Pass):
             else:
                 self._arena.reclaim(slot)
 
-    # --- out: tickets
-
-    def _dispatch(self) -> None:
-        """Hand out tickets while there are slots, indices, and workers with less than ``prefetch_factor`` tickets."""
-        most = self._prefetch_factor * self._num_workers
-        while not self._ended and len(self._tasks) < most:
-            slot = self._arena.grant()
-            if slot is None:
-                return
-            if self._stash is None:
-                try:
-                    self._stash = (next(self._sampler_iter),)
-                except BaseException as error:
-                    self._arena.reclaim(slot)
-                    if not isinstance(error, StopIteration):
-                        raise
-                    self._ended = True
-                    return
-            if self._chosen is None:
-                self._chosen = self._choose()
-            if self._chosen is None:
-                self._arena.reclaim(slot)
-                return
-            if not self._send(self._chosen, slot, self._stash[0]):
-                return
-            self._stash = self._chosen = None
-
-    def _choose(self) -> int | None:
-        """Return the worker that makes the next batch: in turn, or (unordered) in turn among those that have room."""
-        for _ in range(self._num_workers):
-            worker = next(self._cycle)
-            if not self._active[worker]:
-                continue
-            if self._loads[worker] < self._prefetch_factor:
-                return worker
-            if self._in_order:
-                for _ in range(self._num_workers - 1):  # its turn comes again: turn the wheel back
-                    next(self._cycle)
-                return None
-        return None
-
-    def _send(self, worker: int, slot: Slot, indices: Any) -> bool:
-        """Write the indices into the slot and send the ticket. False: no slot is large enough now, and this one is
-        free."""
-        kind, count, blob = encode_indices(
-            indices, iterable=self._dataset_kind == _DatasetKind.Iterable, batched=self._auto_collation
-        )
-        if len(blob) > slot.nbytes:
-            self._arena.reclaim(slot)
-            larger = self._arena.grant(len(blob))
-            if larger is None:
-                return False
-            slot = larger
-        if len(blob):
-            self._arena.segment.memory[slot.offset : slot.offset + len(blob)] = blob
-        batch = self._sent
-        self._pool.outboxes[worker].send(
-            Ticket(WORK, batch, slot.index, slot.offset, slot.nbytes, kind, count, self._epoch)
-        )
-        self._tasks[batch] = Task(worker, slot, indices)
-        self._loads[worker] += 1
-        self._sent += 1
-        return True
-
-    # --- in: replies
-
     def _next_data(self) -> Any:
         if self._pool.stopped:
             if self._finished:
                 raise StopIteration
             raise IteratorClosed("it was closed, or a worker of it died")
         while True:
-            self._dispatch()
+            self._dispatcher.dispatch()
             if not self._tasks:
                 return self._finish()
             try:
@@ -243,7 +198,7 @@ class WorkerPass(Pass):
                 self._grant(batch, task, task.slot)
                 continue
             del self._tasks[batch]
-            self._loads[task.worker] -= 1
+            self._dispatcher.done(task.worker)
             if kind == BATCH:
                 return self._deliver(task, reply, kept)
             failure = None
@@ -251,12 +206,12 @@ class WorkerPass(Pass):
                 blob = self._bytes_of(task, task.need - task.filled if task.heap is not None else reply.layout_bytes)
                 failure = WorkerFailure.from_bytes((blob if task.heap is None else task.take_piece(blob)).tobytes())
             elif kind == EXHAUSTED:
-                self._active[task.worker] = False
+                self._dispatcher.exhausted(task.worker)
             self._take_back(task, kept)
             if task.refused is not None:
                 raise task.refused
             if failure is not None:
-                self._dispatch()
+                self._dispatcher.dispatch()
                 failure.reraise()
 
     def _bytes_of(self, task: Task, nbytes: int) -> Memory:
@@ -265,7 +220,7 @@ class WorkerPass(Pass):
         return self._arena.segment.memory[task.slot.offset : task.slot.offset + nbytes]
 
     def _finish(self) -> Any:
-        if not self._ended and any(self._active):
+        if not self._dispatcher.ended:
             raise AssertionError("no slot could be granted though none is needed elsewhere")
         if not self._persistent_workers:
             self._finished = True
@@ -283,7 +238,7 @@ class WorkerPass(Pass):
         heap = None
         if task.heap is not None:
             heap = task.take_piece(self._bytes_of(task, task.need - task.filled))
-            delivery.count_copy()
+            delivery.count_giant(task.need)
         whole = self._bytes_of(task, layout_end) if heap is None else heap
         build = delivery.build_of(task.worker, reply.layout, whole[reply.layout_offset : layout_end])
         if kept:
@@ -294,7 +249,7 @@ class WorkerPass(Pass):
         else:
             self._arena.publish(slot)
             batch = delivery.deliver(slot, build, reply.need)
-        self._dispatch()
+        self._dispatcher.dispatch()
         return batch
 
     def _answer_need(self, batch: int, task: Task, need: int, kept: bool) -> None:
@@ -324,7 +279,10 @@ class WorkerPass(Pass):
             while batch not in self._tasks:
                 batch += 1
             self._next = batch
-            return batch, self._replies.next_of(self._tasks[batch].worker, self._timeout)
+            reply = self._replies.next_of(self._tasks[batch].worker, self._timeout)
+            if reply.batch != batch:
+                raise AssertionError(f"expected a reply to batch {batch}, but got {reply}")
+            return batch, reply
         self._turn += 1  # so that no worker is always asked first
         workers = sorted({task.worker for task in self._tasks.values()})
         turn = self._turn % len(workers)
@@ -333,18 +291,30 @@ class WorkerPass(Pass):
 
     def _shutdown_workers(self) -> None:
         """End the workers now. Lent batches stay valid; what was not delivered is dropped. Idempotent."""
+        self._asked.append(True)
         self._close()
 
+    def worker_pids(self) -> list[int]:
+        """Return the process ids of the workers that live."""
+        return self._pool.alive_pids()
 
-def _end(pool: Pool, arena: Arena, tasks: dict[int, Task], done: Callable[[Arena], None]) -> None:
-    """Stop the workers, take back the slots that they held, hand the arena on. The end of every WorkerPass, run
-    once."""
-    pool.stop()
-    if arena.segment.owner_pid != os.getpid():  # a forked child has a copy of the books, not of the slots
-        return
-    for task in tasks.values():
-        if task.slot is not None:
-            arena.reclaim(task.slot)
-    arena.release_quarantined()
-    tasks.clear()
-    done(arena)
+
+def _end(pool: Pool, arena: Arena, tasks: dict[int, Task], done: Callable[[Arena], None], asked: list[bool]) -> None:
+    """Stop the workers, take back the slots that they held, hand the arena on. The end of every WorkerPass, run once.
+
+    An interrupt meanwhile is raised if the end was ``asked`` for, and kept if this is a finaliser, which cannot raise.
+    """
+    try:
+        pool.stop()
+    except KeyboardInterrupt:
+        if asked:
+            raise
+        keep()
+    finally:
+        if arena.segment.owner_pid == os.getpid():  # a forked child has a copy of the books, not of the slots
+            for task in tasks.values():
+                if task.slot is not None:
+                    arena.reclaim(task.slot)
+            arena.release_quarantined()
+            tasks.clear()
+            done(arena)

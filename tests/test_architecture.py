@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("0  what goes wrong", "errors"),
         (
             "1a facts and parts",
-            "cap cgroups doorbell extents failure images layout lifeline order pinning segment slot unequal",
+            "cap cgroups doorbell extents failure images interrupts layout lifeline order pinning segment slot unequal",
         ),
         ("1b facts together", "limits mailbox witness"),
         ("2a slots and sizes", "arena budget"),
@@ -37,7 +37,7 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("3e who a worker is, what it sends", "identity publisher"),
         ("4  one process's part", "worker device sources"),
         ("5  the processes", "pool"),
-        ("5b waiting for them", "replies"),
+        ("5b waiting for them, giving them work", "dispatch replies"),
         ("6a one pass", "passes"),
         ("6b one pass with workers", "worker_pass iterator"),
         ("7a the front", "loader"),

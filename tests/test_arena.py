@@ -134,8 +134,7 @@ def test_the_free_slot_used_last_is_granted_first():
 
 def test_a_surplus_of_free_slots_makes_room_for_a_larger_one():
     """Slots made while the user kept batches are retired, all that are too many, when a larger one is needed."""
-    arena = make_arena(cap_pages=8, slots=2)
-    arena.grow_for_kept = True
+    arena = make_arena(cap_pages=8, slots=4)
     kept = [arena.lend(ready(arena), 0, PAGE) for _ in range(6)]
     kept.clear()
     gc.collect()
@@ -291,10 +290,10 @@ class Walk(RuleBasedStateMachine):
         """The last view of a batch dies."""
         del self.lent[data.draw(st.sampled_from(list(self.lent)))]
 
-    @rule(slots=st.integers(1, 6), kept=st.booleans())
-    def change_plan(self, slots, kept):
+    @rule(slots=st.integers(1, 6))
+    def change_plan(self, slots):
         """The loader may want other numbers at any time."""
-        self.arena.slots_wanted, self.arena.grow_for_kept = slots, kept
+        self.arena.slots_wanted = slots
 
     @rule(pages=st.integers(1, 3))
     def larger_slots(self, pages):

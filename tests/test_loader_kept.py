@@ -60,7 +60,10 @@ def test_a_small_slice_of_every_batch_stays_right_to_the_end(num_workers, arena_
                 assert loader.stats().arena.nbytes <= arena_bytes + 64 * 1024
         stats = loader.stats()
         assert len(kept) == 32
-        assert 0 < stats.copied_out < 32
+        if arena_bytes:
+            assert 0 < stats.copied_out < 32
+        else:  # the cap is the host's: there is room for all
+            assert stats.copied_out == 0
         loader.close()
         for number, row in enumerate(kept):
             assert (row == (BATCH * number + 3) % 251).all()
