@@ -6,7 +6,7 @@ Workers write collated batches straight into a pre-allocated shared arena; the m
 slots.
 """
 
-from .arena import ArenaStats
+from .arena_stats import ArenaStats
 from .collates import JaggedCollate, ListCollate, PaddedCollate, collate_jagged, collate_list, collate_padded
 from .errors import (
     ArenaTooSmall,

@@ -16,49 +16,16 @@ import os
 import threading
 import weakref
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from .arena_stats import ArenaStats
 from .cap import Cap
 from .errors import BatchTooLarge, SharedMemoryFull
 from .extents import Extents
 from .segment import PAGE, Segment, round_up
 from .slot import FREE, GRANTED, LENT, QUARANTINED, READY, Slot
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaStats:
-    """What an arena looks like at one moment. Sizes in bytes."""
-
-    address: int
-    """Where the reserved range begins in the main process; batches lie in ``[address, address + reserved)``."""
-    reserved: int
-    """Length of the reserved address range. Costs nothing."""
-    nbytes: int
-    """Committed bytes: the shared memory that really exists."""
-    limit: int | None
-    """What ``nbytes`` never exceeds, or None if only the host's own limits hold."""
-    slot_bytes: int
-    """Size that new slots get; 0 until the first batch has told it."""
-    slots: int
-    """Number of slots that exist."""
-    free: int
-    """Slots that hold nothing."""
-    granted: int
-    """Slots that a worker is writing."""
-    ready: int
-    """Slots with a finished batch that was not delivered yet."""
-    lent: int
-    """Slots in the user's hands: at least one view of their batch is alive."""
-    peak_lent: int
-    """The most slots that were ever lent at one time."""
-    pinned: bool
-    """Whether the committed memory is page-locked for CUDA."""
-    backing: str
-    """``'posix'``, ``'memfd'`` or a directory."""
-
 
 IN_USE = 2
 """Slots of ``slots_wanted`` that are meant for the user: the batch at hand, and the next one while it replaces it."""
@@ -131,8 +98,8 @@ class Arena:
 
     # --- a slot's life
 
-    def collect(self) -> None:
-        """Make the slots whose last view has died FREE again."""
+    def _collect(self) -> None:
+        """Make the slots whose last view has died FREE again. Under the lock."""
         returned = self._returned
         while returned:
             try:
@@ -151,9 +118,13 @@ class Arena:
         BatchTooLarge if ``need`` can never be met, SharedMemoryFull if the host cannot give a first slot.
         """
         with self._lock:
-            self.collect()
-            want = max(need, self.slot_bytes, PAGE)
+            self._collect()
             free = self._free
+            if not need and free and free[-1].nbytes >= self.slot_bytes:  # nearly always
+                warm = free.pop()
+                warm.move("grant")
+                return warm
+            want = max(need, self.slot_bytes, PAGE)
             for place in range(len(free) - 1, -1, -1):
                 if free[place].nbytes >= want:
                     slot: Slot | None = free.pop(place)
@@ -169,7 +140,7 @@ class Arena:
     def grant_any(self) -> Slot | None:
         """Return the largest FREE slot, now GRANTED, or None if there is none."""
         with self._lock:
-            self.collect()
+            self._collect()
             if not self._free:
                 return None
             slot = max(self._free, key=lambda slot: slot.nbytes)
@@ -178,15 +149,19 @@ class Arena:
             return slot
 
     def add_slot(self) -> bool:
-        """Make one more FREE slot if count, cap and host allow, without taking anything from anybody."""
+        """Make one more FREE slot if that takes nothing from anybody. Return whether it was made."""
         with self._lock:
-            if len(self._slots) >= self._most():
-                return False
-            try:
-                self._free.append(self._new(round_up(max(self.slot_bytes, PAGE))))
-            except SharedMemoryFull:
-                return False
-            return True
+            return self._add_slot()
+
+    def _add_slot(self) -> bool:
+        """Make one more FREE slot if count, cap and host allow, without taking anything from anybody."""
+        if len(self._slots) >= self._most():
+            return False
+        try:
+            self._free.append(self._new(round_up(max(self.slot_bytes, PAGE))))
+        except SharedMemoryFull:
+            return False
+        return True
 
     def _make(self, nbytes: int) -> Slot | None:
         """Make a slot that is on no list, in place of smaller free ones where count, cap or host ask for it."""
@@ -272,8 +247,31 @@ class Arena:
         return base
 
     def circulating(self) -> int:
-        """Return how many slots are not in the user's hands."""
+        """Return how many slots neither the user nor code in a worker looks at."""
         return len(self._slots) - self._lent - self._quarantined
+
+    def can_spare(self, keep_back: int) -> bool:
+        """Whether one more slot can be lent so that ``keep_back`` others are not lent; makes one more if need be."""
+        with self._lock:
+            self._collect()
+            return self.circulating() > keep_back or self._add_slot()
+
+    def lend_if_spare(self, slot: Slot, nbytes: int, keep_back: int) -> npt.NDArray[np.uint8] | None:
+        """Publish a GRANTED slot, and lend its first ``nbytes`` bytes if ``can_spare``, else return None: READY."""
+        slot.move("publish")
+        with self._lock:
+            if self._returned:
+                self._collect()
+            lent = self._lent
+            if self.circulating() <= keep_back and not self._add_slot():
+                return None
+            slot.move("lend")
+            base = self.segment.view(slot.offset, nbytes)
+            slot.lease = weakref.ref(base, slot.on_last_view_gone)
+            self._lent = lent + 1
+            if lent >= self._peak_lent:
+                self._peak_lent = lent + 1
+            return base
 
     def _most(self) -> int:
         """Slots that there may be: what is wanted, and one more for each that the user keeps, up to the cap."""
@@ -293,7 +291,7 @@ class Arena:
         with self._lock:
             if self.segment.closed:
                 return
-            self.collect()
+            self._collect()
             for slot in self._slots.values():
                 if slot.state != LENT:
                     self._decommit(slot.offset, slot.nbytes)
@@ -306,7 +304,7 @@ class Arena:
     def stats(self) -> ArenaStats:
         """Return the numbers of this moment."""
         with self._lock:
-            self.collect()
+            self._collect()
             states = [slot.state for slot in self._slots.values()]
             return ArenaStats(
                 address=self.segment.address,

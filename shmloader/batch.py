@@ -1,7 +1,7 @@
 """Slot to batch: build the user's batch as views of a lent slot. Never copies.
 
 ``compile_layout`` turns a layout into one closure, which is kept as long as batches of this layout come; each batch
-then costs one ``torch.frombuffer`` per tensor. Every view has a storage of its own that begins at its bytes and holds
+then costs one view per tensor. Every view has a storage of its own that begins at its bytes and holds
 a reference to ``base``, the array that is the lease: slices, ``.numpy()``, ``detach()`` and single rows keep the slot
 lent, and ``torch.save`` of one field writes that field alone.
 """
@@ -32,6 +32,14 @@ from .layout import (
 Base = npt.NDArray[np.uint8]
 Build = Callable[[Base], Any]
 
+_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        *("float16", "float32", "float64", "complex64", "complex128"),
+        *("int8", "int16", "int32", "int64", "uint8", "bool"),
+    )
+}
+"""The dtypes that torch and NumPy name alike."""
 MANY = 16
 """From so many equal tensors in a row on, they are cut from one view instead of being built one by one."""
 
@@ -57,6 +65,15 @@ def _tensor(leaf: TensorLeaf) -> Build:
             return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
 
         return build_empty
+    numpy_dtype = _NUMPY.get(dtype)
+    if stride is None and not requires_grad and numpy_dtype is not None:
+        # The same view as below, made by way of NumPy in less than half the time.
+        array, from_numpy = np.ndarray, torch.from_numpy
+
+        def build_from_numpy(base: Base) -> torch.Tensor:
+            return from_numpy(array(shape, numpy_dtype, base, offset))
+
+        return build_from_numpy
     if stride is not None or requires_grad:
 
         def build_strided(base: Base) -> torch.Tensor:

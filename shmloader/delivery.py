@@ -47,10 +47,12 @@ class Delivery:
         self._builds: dict[tuple[int, int], Build] = {}
         self._warned = False
 
+    def known_build(self, worker: int, number: int) -> Build:
+        """Return the builder of a layout that ``worker`` has sent before under this number."""
+        return self._builds[worker, number]
+
     def build_of(self, worker: int, number: int, layout: npt.NDArray[Any]) -> Build:
-        """Return the builder of a batch's layout: ``layout`` is its pickle, or empty if ``number`` was sent before."""
-        if not len(layout):
-            return self._builds[worker, number]
+        """Return the builder of a layout from its pickle, and keep it under the worker's ``number``, if not -1."""
         build = compile_layout(pickle.loads(layout.data))
         if number >= 0:
             self._builds[worker, number] = build
@@ -58,26 +60,19 @@ class Delivery:
 
     def can_spare(self) -> bool:
         """Whether one more slot can be lent and enough remain for the workers."""
-        arena = self._arena
-        arena.collect()
-        return arena.circulating() - 1 >= self._keep_back or arena.add_slot()
+        return self._arena.can_spare(self._keep_back)
 
     def deliver(self, slot: Slot, build: Build, used: int) -> Any:
-        """Return the batch of a READY slot, whose first ``used`` bytes are its own. Lends or copies; see this
-        module."""
+        """Return the batch of a GRANTED slot that its worker has filled up to ``used``. Lends or copies; see above."""
         counters = self._counters
         counters.batches += 1
         counters.payload_bytes += used
-        if self.can_spare():
-            return build(self._arena.lend(slot, 0, used))
-        return build(self.copy_out(slot, used))
-
-    def copy_out(self, slot: Slot, used: int) -> npt.NDArray[Any]:
-        """Return a heap copy of a READY slot's first ``used`` bytes. The slot is FREE afterwards."""
-        base = self._arena.segment.memory[slot.offset : slot.offset + used].copy()
-        self._arena.reclaim(slot)
-        self.count_copy()
-        return base
+        base = self._arena.lend_if_spare(slot, used, self._keep_back)
+        if base is None:
+            base = self._arena.segment.memory[slot.offset : slot.offset + used].copy()
+            self._arena.reclaim(slot)
+            self.count_copy()
+        return build(base)
 
     def deliver_copy(self, build: Build, base: npt.NDArray[Any]) -> Any:
         """Return a batch whose bytes are on the heap already."""

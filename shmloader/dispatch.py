@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from .mailbox import WORK, Ticket
+from .mailbox import WORK
 from .pool import Pool
 from .slot import Slot
 from .tickets import Task, encode_indices
@@ -37,6 +37,7 @@ class Dispatcher:
         workers = len(pool.processes)
         self._pool = pool
         self._arena = pool.arena
+        self._bytes = pool.arena.segment.memory.data
         self._tasks = tasks
         self._order = order
         self._epoch = epoch
@@ -114,12 +115,10 @@ class Dispatcher:
             if larger is None:
                 return False
             slot = larger
-        if len(blob):
-            self._arena.segment.memory[slot.offset : slot.offset + len(blob)] = blob
+        if blob:
+            self._bytes[slot.offset : slot.offset + len(blob)] = blob
         batch = self._sent
-        self._pool.outboxes[worker].send(
-            Ticket(WORK, batch, slot.index, slot.offset, slot.nbytes, kind, count, self._epoch)
-        )
+        self._pool.outboxes[worker].send((WORK, batch, slot.index, slot.offset, slot.nbytes, kind, count, self._epoch))
         self._tasks[batch] = Task(worker, slot, indices)
         self._loads[worker] += 1
         self._sent += 1

@@ -16,7 +16,8 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .arena import Arena, ArenaStats
+from .arena import Arena
+from .arena_stats import ArenaStats
 from .arenas import AUTO, Arenas
 from .budget import parse_bytes, slots_wanted
 from .delivery import Counters

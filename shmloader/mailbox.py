@@ -107,8 +107,8 @@ class Outbox:
         self._bell = bell
         self._sent = 0
 
-    def send(self, message: Ticket | Reply) -> None:
-        """Write a message and ring. The ring must have room: see this module's header."""
+    def send(self, message: tuple[int, ...]) -> None:
+        """Write a Ticket or Reply, or its eight numbers, and ring. The ring must have room: see the header."""
         _MESSAGE.pack_into(self._memory, self._offset + self._sent % self._capacity * MESSAGE_BYTES, *message)
         self._sent += 1
         self._bell.ring()

@@ -6,7 +6,6 @@ import time
 
 from .delivery import Counters
 from .errors import WorkerDied, WorkerTimeout
-from .mailbox import Reply
 from .pool import Pool
 from .tickets import Task, oldest_indices
 
@@ -22,8 +21,11 @@ class Replies:
         self._tasks = tasks
         self._counters = counters
 
-    def next_of(self, worker: int, timeout_s: float) -> Reply:
-        """Return the next reply of ``worker``. Raises WorkerDied, and WorkerTimeout after ``timeout_s`` (0: never)."""
+    def next_of(self, worker: int, timeout_s: float) -> tuple[int, ...]:
+        """Return the numbers of the next Reply of ``worker``.
+
+        Raises WorkerDied, and WorkerTimeout after ``timeout_s`` (0: never).
+        """
         inbox = self._pool.inboxes[worker]
         message = inbox.receive()
         if message is None:
@@ -37,9 +39,9 @@ class Replies:
                 if died and message is None:
                     raise self._death_of(worker)
             self._counters.waited_s += time.perf_counter() - start
-        return Reply(*message)
+        return message
 
-    def next_of_any(self, workers: list[int], timeout_s: float) -> Reply:
+    def next_of_any(self, workers: list[int], timeout_s: float) -> tuple[int, ...]:
         """Return the next reply of one of ``workers``; raises as ``next_of`` does."""
         start = time.perf_counter()
         inboxes = self._pool.inboxes
@@ -49,7 +51,7 @@ class Replies:
                 message = inboxes[worker].receive()
                 if message is not None:
                     self._counters.waited_s += time.perf_counter() - start
-                    return Reply(*message)
+                    return message
             if dead:
                 raise self._death_of(dead[0])
             left = timeout_s - (time.perf_counter() - start) if timeout_s else LOOK_S

@@ -21,13 +21,11 @@ from .errors import ShmLoaderError
 from .mailbox import COUNT, INT64, PICKLED, SINGLE
 from .slot import Slot
 
-_NOTHING = np.empty(0, np.uint8)
+_NOTHING = memoryview(b"")
 
 
 class Task:
     """A ticket that was handed out and not answered for good."""
-
-    __slots__ = ("filled", "heap", "indices", "need", "refused", "slot", "worker")
 
     def __init__(self, worker: int, slot: Slot, indices: Any) -> None:
         self.worker = worker
@@ -73,18 +71,18 @@ def _as_int64(indices: Any) -> array[int] | None:
         return None
 
 
-def encode_indices(indices: Any, *, iterable: bool, batched: bool) -> tuple[int, int, npt.NDArray[np.uint8]]:
+def encode_indices(indices: Any, *, iterable: bool, batched: bool) -> tuple[int, int, memoryview]:
     """Return the index kind and count of a ticket, and the bytes that go to the beginning of its slot."""
     if iterable:
         return (COUNT, len(indices), _NOTHING) if batched else (SINGLE, 1, _NOTHING)
     if batched:
         if type(indices) is np.ndarray and indices.dtype == np.int64 and indices.ndim == 1 and len(indices):
-            return INT64, len(indices), indices.view(np.uint8)
+            return INT64, len(indices), indices.data.cast("B")
         numbers = _as_int64(indices)
         if numbers is not None:
-            return INT64, len(numbers), np.frombuffer(numbers, np.uint8)
+            return INT64, len(numbers), memoryview(numbers).cast("B")
     pickled = pickle.dumps(indices, pickle.HIGHEST_PROTOCOL)
-    return PICKLED, len(pickled), np.frombuffer(pickled, np.uint8)
+    return PICKLED, len(pickled), memoryview(pickled)
 
 
 class ShardingInit:

@@ -99,6 +99,7 @@ class WorkerPass(Pass):
         self._IterableDataset_len_called = loader._IterableDataset_len_called
         self._next = 0
         self._turn = 0
+        self._most = self._prefetch_factor * self._num_workers
         order = index_batches(self._index_sampler)  # a second time, as torch does
         self._dispatcher = Dispatcher(
             self._pool,
@@ -142,7 +143,7 @@ class WorkerPass(Pass):
     def _await_resumed(self) -> None:
         for worker in range(self._num_workers):
             while self._resumes_owed[worker]:
-                self._expect(self._replies.next_of(worker, self._timeout), RESUMED, 0)
+                self._expect(Reply(*self._replies.next_of(worker, self._timeout)), RESUMED, 0)
                 self._resumes_owed[worker] -= 1
 
     @staticmethod
@@ -157,7 +158,7 @@ class WorkerPass(Pass):
         for batch in sorted(self._tasks):
             task = self._tasks[batch]
             while True:
-                reply = self._replies.next_of(task.worker, self._timeout)
+                reply = Reply(*self._replies.next_of(task.worker, self._timeout))
                 if reply.kind & KEPT:
                     self._take_back(task, kept=True)
                 if reply.kind & ~KEPT not in (NEED, PIECE):
@@ -180,16 +181,24 @@ class WorkerPass(Pass):
             if self._finished:
                 raise StopIteration
             raise IteratorClosed("it was closed, or a worker of it died")
+        tasks, most = self._tasks, self._most
         while True:
-            self._dispatcher.dispatch()
-            if not self._tasks:
-                return self._finish()
+            if len(tasks) < most:
+                self._dispatcher.dispatch()
+                if not tasks:
+                    return self._finish()
             try:
-                batch, reply = self._next_reply()
+                batch, message = self._next_reply()
             except WorkerDied:
                 self._shutdown_workers()
                 raise
-            task, kept, kind = self._tasks[batch], bool(reply.kind & KEPT), reply.kind & ~KEPT
+            task = tasks[batch]
+            if message[0] == BATCH and task.heap is None:
+                del tasks[batch]
+                self._dispatcher.done(task.worker)
+                return self._deliver(task, message)
+            reply = Reply(*message)
+            kept, kind = bool(reply.kind & KEPT), reply.kind & ~KEPT
             if kind == NEED:
                 self._answer_need(batch, task, reply.need, kept)
                 continue
@@ -200,7 +209,7 @@ class WorkerPass(Pass):
             del self._tasks[batch]
             self._dispatcher.done(task.worker)
             if kind == BATCH:
-                return self._deliver(task, reply, kept)
+                return self._deliver_copy(task, reply, kept)
             failure = None
             if kind == FAILED:
                 blob = self._bytes_of(task, task.need - task.filled if task.heap is not None else reply.layout_bytes)
@@ -227,28 +236,38 @@ class WorkerPass(Pass):
             self._shutdown_workers()
         raise StopIteration
 
-    def _deliver(self, task: Task, reply: Reply, kept: bool) -> Any:
-        """Turn a finished slot into the user's batch, and hand out the next ticket."""
-        slot = task.slot
+    def _deliver(self, task: Task, message: tuple[int, ...]) -> Any:
+        """Turn a finished slot into the user's batch, and hand out the next ticket. The normal way, once a batch."""
+        _, _, _, number, layout_offset, layout_bytes, used, copied = message
+        slot, delivery = task.slot, self._delivery
         assert slot is not None
         if not self._arena.slot_bytes:
             self._plan(self._arena, slot.nbytes)
-        self._counters.copied_bytes += reply.copied
-        delivery, layout_end = self._delivery, reply.layout_offset + reply.layout_bytes
-        heap = None
-        if task.heap is not None:
-            heap = task.take_piece(self._bytes_of(task, task.need - task.filled))
-            delivery.count_giant(task.need)
-        whole = self._bytes_of(task, layout_end) if heap is None else heap
-        build = delivery.build_of(task.worker, reply.layout, whole[reply.layout_offset : layout_end])
-        if kept:
-            heap = self._bytes_of(task, reply.need).copy()
-        if heap is not None:
-            self._take_back(task, kept)
-            batch = delivery.deliver_copy(build, heap)
+        self._counters.copied_bytes += copied
+        if layout_bytes:
+            start = slot.offset + layout_offset
+            build = delivery.build_of(task.worker, number, self._arena.segment.memory[start : start + layout_bytes])
         else:
-            self._arena.publish(slot)
-            batch = delivery.deliver(slot, build, reply.need)
+            build = delivery.known_build(task.worker, number)
+        batch = delivery.deliver(slot, build, used)
+        self._dispatcher.dispatch()
+        return batch
+
+    def _deliver_copy(self, task: Task, reply: Reply, kept: bool) -> Any:
+        """Deliver from the heap a batch that came in pieces, or whose slot code in its worker still looks at."""
+        delivery, layout_end = self._delivery, reply.layout_offset + reply.layout_bytes
+        self._counters.copied_bytes += reply.copied
+        if task.heap is not None:
+            whole = task.take_piece(self._bytes_of(task, task.need - task.filled))
+            delivery.count_giant(task.need)
+        else:
+            whole = self._bytes_of(task, max(layout_end, reply.need)).copy()
+        if reply.layout_bytes:
+            build = delivery.build_of(task.worker, reply.layout, whole[reply.layout_offset : layout_end])
+        else:
+            build = delivery.known_build(task.worker, reply.layout)
+        self._take_back(task, kept)
+        batch = delivery.deliver_copy(build, whole)
         self._dispatcher.dispatch()
         return batch
 
@@ -272,22 +291,22 @@ class WorkerPass(Pass):
         index, offset, nbytes = (-1, 0, 0) if slot is None else (slot.index, slot.offset, slot.nbytes)
         self._pool.outboxes[task.worker].send(Ticket(REGRANT, batch, index, offset, nbytes, 0, 0, self._epoch))
 
-    def _next_reply(self) -> tuple[int, Reply]:
+    def _next_reply(self) -> tuple[int, tuple[int, ...]]:
         """Wait for the reply to the oldest ticket, or (unordered) for any."""
         if self._in_order:
-            batch = self._next
-            while batch not in self._tasks:
+            batch, tasks = self._next, self._tasks
+            while batch not in tasks:
                 batch += 1
             self._next = batch
-            reply = self._replies.next_of(self._tasks[batch].worker, self._timeout)
-            if reply.batch != batch:
+            reply = self._replies.next_of(tasks[batch].worker, self._timeout)
+            if reply[1] != batch:
                 raise AssertionError(f"expected a reply to batch {batch}, but got {reply}")
             return batch, reply
         self._turn += 1  # so that no worker is always asked first
         workers = sorted({task.worker for task in self._tasks.values()})
         turn = self._turn % len(workers)
         reply = self._replies.next_of_any(workers[turn:] + workers[:turn], self._timeout)
-        return reply.batch, reply
+        return reply[1], reply
 
     def _shutdown_workers(self) -> None:
         """End the workers now. Lent batches stay valid; what was not delivered is dropped. Idempotent."""

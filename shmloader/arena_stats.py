@@ -1,0 +1,37 @@
+"""What an arena tells about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaStats:
+    """What an arena looks like at one moment. Sizes in bytes."""
+
+    address: int
+    """Where the reserved range begins in the main process; batches lie in ``[address, address + reserved)``."""
+    reserved: int
+    """Length of the reserved address range. Costs nothing."""
+    nbytes: int
+    """Committed bytes: the shared memory that really exists."""
+    limit: int | None
+    """What ``nbytes`` never exceeds, or None if only the host's own limits hold."""
+    slot_bytes: int
+    """Size that new slots get; 0 until the first batch has told it."""
+    slots: int
+    """Number of slots that exist."""
+    free: int
+    """Slots that hold nothing."""
+    granted: int
+    """Slots that a worker is writing."""
+    ready: int
+    """Slots with a finished batch that was not delivered yet."""
+    lent: int
+    """Slots in the user's hands: at least one view of their batch is alive."""
+    peak_lent: int
+    """The most slots that were ever lent at one time."""
+    pinned: bool
+    """Whether the committed memory is page-locked for CUDA."""
+    backing: str
+    """``'posix'``, ``'memfd'`` or a directory."""
