@@ -90,7 +90,7 @@ def test_batches_that_grow_all_the_time_are_right(num_workers, keep):
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_giants_everywhere_never_stick(num_workers, in_order):
     """Every third batch is a giant and several are under way at once."""
-    sizes = [(2 * MIB if k % 3 == 0 else 50 * KIB) for k in range(40)]
+    sizes = [(2 * MIB if k % 3 == 2 else 50 * KIB) for k in range(40)]
     loader = DataLoader(Ragged(sizes), 1, num_workers=num_workers, arena_bytes=4 * MIB, in_order=in_order)
     seen = set()
     with warnings.catch_warnings():
