@@ -1,6 +1,7 @@
 """Persistent workers: no stale batch, all slots back, the same dataset copy in every epoch."""
 
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from shmloader import CopiedOutWarning, DataLoader, WorkerTimeout
-from support import no_leaks
+from support import DEADLINE_S, no_leaks
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +37,15 @@ class Counting(Dataset):
 
 
 class Sleepy(Counting):
-    """Index 20 takes for ever."""
+    """Index 20 takes for ever, and tells when it has begun."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = multiprocessing.Event()
 
     def __getitem__(self, index):
         if index == 20:
+            self.begun.set()
             time.sleep(1000)
         return super().__getitem__(index)
 
@@ -142,10 +148,13 @@ def test_an_interrupted_start_of_an_epoch_does_not_spoil_the_next():
 
 def test_a_worker_that_is_stuck_in_a_stale_batch_is_a_timeout_not_a_wait_for_ever():
     """``timeout`` also bounds the wait for workers that still do work of the epoch that was left (C10)."""
-    loader = DataLoader(Sleepy(), 4, num_workers=2, persistent_workers=True, timeout=1.0, prefetch_factor=4)
+    dataset = Sleepy()
+    loader = DataLoader(dataset, 4, num_workers=2, persistent_workers=True, timeout=1.0, prefetch_factor=4)
     iterator = iter(loader)
     for _ in range(4):
         next(iterator)
+    # Work that has not begun is void when the epoch ends; what has begun is finished first.
+    assert dataset.begun.wait(DEADLINE_S)
     del iterator
     previous = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("no timeout after 20 s"))
     signal.alarm(20)
