@@ -9,6 +9,7 @@ batch is described, so that after one attempt the size is known that fits.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -87,12 +88,23 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+_dtype_of = operator.attrgetter("dtype")
+_traits_of = operator.attrgetter("dtype", "is_cpu", "layout", "requires_grad", "is_quantized", "is_nested")
+
+
 def _one_dtype(batch: list[torch.Tensor]) -> bool:
-    dtype = batch[0].dtype
     try:
-        return all(tensor.dtype is dtype for tensor in batch)
+        return len(set(map(_dtype_of, batch))) == 1
     except AttributeError:  # not tensors all of them: torch.stack says so
         return False
+
+
+def all_alike(tensors: Any) -> bool:
+    """Whether all are plain tensors (see ``is_plain``) of one dtype, without gradients. No Python per tensor."""
+    if set(map(type, tensors)) != {torch.Tensor}:
+        return False
+    first = tensors[0]
+    return is_plain(first) and not first.requires_grad and len(set(map(_traits_of, tensors))) == 1
 
 
 def in_place_collate_map(writer_of: Callable[[], SlotWriter | None]) -> CollateMap:

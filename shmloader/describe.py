@@ -8,6 +8,7 @@ Tensors and arrays are never pickled, whatever object they sit in: they are lift
 from __future__ import annotations
 
 import io
+import operator
 import pickle
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .collate import Memory, SlotWriter, is_plain
+from .collate import Memory, SlotWriter, all_alike, is_plain
 from .errors import DeviceTensor
 from .layout import (
     ArrayLeaf,
@@ -30,6 +31,7 @@ from .layout import (
 )
 
 _NOTHING = np.empty(0, np.uint8)
+_is_contiguous = operator.methodcaller("is_contiguous")
 _IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes))
 _DEEPEST = 32
 """Containers nested deeper than this, or in themselves, are left to pickle."""
@@ -201,22 +203,15 @@ class BatchDescription:
 
     def _split(self, values: Any, as_list: bool) -> SplitLeaf | None:
         first = values[0]
-        if type(first) is not torch.Tensor or not first.dim() or not is_plain(first) or first.requires_grad:
+        if type(first) is not torch.Tensor or not first.dim() or not all_alike(values):
             return None
         dtype, trailing = first.dtype, first.shape[1:]
-        for tensor in values:
-            if (
-                type(tensor) is not torch.Tensor
-                or tensor.dtype != dtype
-                or tensor.dim() == 0
-                or tensor.shape[1:] != trailing
-                or tensor.requires_grad
-                or not tensor.is_contiguous()
-                or not is_plain(tensor)
-                or self.writer.offset_of(tensor.data_ptr()) is not None
-            ):
-                return None
-        lengths = tuple([len(tensor) for tensor in values])
+        shapes = [tensor.shape for tensor in values]
+        if any(shape[1:] != trailing or not shape for shape in shapes) or not all(map(_is_contiguous, values)):
+            return None
+        if self.writer.offset_of(first.data_ptr()) is not None:  # rows of a tensor that lies in the slot already
+            return None
+        lengths = tuple([shape[0] for shape in shapes])
         nbytes = sum(lengths) * trailing.numel() * dtype.itemsize
         offset = self.writer.reserve(nbytes) if nbytes else 0
         leaf = SplitLeaf(as_list, dtype, tuple(trailing), lengths, offset)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .collate import SlotWriter, is_plain
+from .collate import SlotWriter, all_alike, is_plain
 
 _FILLS: dict[Any, float | None] = {
     torch.empty: None,
@@ -32,19 +32,6 @@ _FILLS: dict[Any, float | None] = {
 """Functions that make a tensor of one value (None: of no particular one)."""
 _SMALLEST = 4096
 """Bytes; below this a redirected call costs more than the copy that it saves."""
-
-
-def _equal_tensors(tensors: Any) -> bool:
-    """Whether ``tensors`` is a list of plain tensors of one dtype, without gradients."""
-    if not isinstance(tensors, list | tuple) or not tensors:
-        return False
-    first = tensors[0]
-    if type(first) is not torch.Tensor:
-        return False
-    dtype = first.dtype
-    return all(
-        type(tensor) is torch.Tensor and tensor.dtype is dtype and not tensor.requires_grad for tensor in tensors
-    ) and all(map(is_plain, tensors))
 
 
 class Redirect(TorchFunctionMode):
@@ -98,7 +85,9 @@ def _join(writer: SlotWriter, func: Callable[..., Any], args: Any, kwargs: dict[
         return None
     tensors: Any = args[0] if args else kwargs.get("tensors")
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if not isinstance(dim, int) or isinstance(dim, bool) or not _equal_tensors(tensors):
+    if not isinstance(dim, int) or isinstance(dim, bool) or not isinstance(tensors, list | tuple):
+        return None
+    if not tensors or not all_alike(tensors):
         return None
     first = tensors[0]
     shape = list(first.shape)

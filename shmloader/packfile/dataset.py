@@ -16,6 +16,9 @@ from .reader import FixedReader, RaggedReader, open_fields
 from .schema import Field, Manifest
 from .structure import Branch, builder, leaves, renumber, select
 
+_BULK = 4
+"""So many samples at a time are worth a gather."""
+
 
 class Gather:
     """Batches of a pack: one reader per selected field, in the order of a sample."""
@@ -127,8 +130,20 @@ class PackedDataset(Dataset[Any]):
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of a batch as a list; torch's loaders ask for batches this way."""
-        return [self[index] for index in indices]
+        """Return the samples of a batch as a list; torch's loaders ask for batches this way.
+
+        Arrays are read with one gather a field, so those of one batch share memory (a row may be changed, and keeping
+        one keeps its batch's). Raises what ``ds[i]`` raises.
+        """
+        rows = np.asarray(indices) if len(indices) >= _BULK else None
+        if rows is None or rows.ndim != 1 or rows.dtype != np.int64 or self._build is None:
+            return [self[index] for index in indices]
+        if rows.min() < 0:
+            rows = np.where(rows < 0, rows + self._length, rows)
+        build, transform = self._build, self.transform
+        columns = zip(*[reader.get_many(rows) for reader in self._readers], strict=True)
+        samples = [build(list(values)) for values in columns]
+        return samples if transform is None else [transform(sample) for sample in samples]
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -58,6 +58,11 @@ class FieldReader:
         """Return the value in sample ``index`` (0 <= index < count): a new tensor, number, str or bytes."""
         raise NotImplementedError
 
+    def get_many(self, indices: Indices) -> list[Any]:
+        """Return the values of many samples. Raises IndexError for rows that are not there."""
+        self._chunks.check(indices)
+        return [self.get(index) for index in indices.tolist()]
+
     def gather(self, indices: Indices, out: torch.Tensor) -> None:
         """Only fields of one fixed shape (``is_plain``) gather into one array: TypeError for others."""
         raise TypeError(f"field {self.name!r} is {self.field}: its rows differ in size, use lengths and gather_ragged")
@@ -110,6 +115,12 @@ class FixedReader(FieldReader):
         self._check_out(out, (len(indices), *self.shape))
         self._chunks.check(indices)
         self._rows.gather(indices, out)
+
+    def get_many(self, indices: Indices) -> list[Any]:
+        """As ``get`` for many samples: rows of one new tensor, or Python numbers. One gather."""
+        out = torch.empty((len(indices), *self.shape), dtype=self.torch_dtype)
+        self.gather(indices, out)
+        return out.tolist() if self._is_number else list(out.unbind(0))
 
     def bind(self, out: torch.Tensor) -> Callable[[Indices], None]:
         """Return ``gather`` for this ``out``: a function of ``len(out)`` indices. It keeps ``out`` alive.
@@ -185,6 +196,15 @@ class RaggedReader(FieldReader):
                 raise PackDamaged(self._pack.path, f"field {self.name!r}: the shape of sample {index} is wrong")
             return self._tensor(shape, place)
         return self._tensor((items, *(self.trailing or ())), place)
+
+    def get_many(self, indices: Indices) -> list[Any]:
+        """As ``get`` for many samples; arrays whose first axis varies are parts of one new tensor, by one gather."""
+        if self.field.kind != "array" or self.field.stores_bytes or self.trailing is None:
+            return super().get_many(indices)
+        lengths = self.lengths(indices).tolist()
+        out = torch.empty((sum(lengths), *self.trailing), dtype=self.torch_dtype)
+        self.gather_ragged(indices, out)
+        return list(out.split_with_sizes(lengths))
 
     def _bounds(self, indices: Indices) -> tuple[Indices, Indices, Indices]:
         """Return (chunk, start, end) of each row, checked, in items."""
