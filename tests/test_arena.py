@@ -103,7 +103,8 @@ def test_a_giant_takes_the_place_of_smaller_free_slots():
     for slot in slots:
         arena.reclaim(slot)
     giant = arena.grant(3 * PAGE)
-    assert giant is not None and giant.nbytes == 3 * PAGE
+    assert giant is not None
+    assert giant.nbytes == 3 * PAGE
     assert [slot.state for slot in slots] == [RETIRED] * 3
     assert arena.stats().nbytes == 3 * PAGE
     arena.close()
@@ -143,7 +144,7 @@ def test_a_surplus_of_free_slots_makes_room_for_a_larger_one():
 
 
 def test_whatever_is_free_is_better_than_nothing():
-    """Without a need, a smaller slot is granted where no other can be had; ``grant_any`` gives the largest that is free."""
+    """A smaller slot is granted where no other can be had; ``grant_any`` gives the largest that is free."""
     arena = make_arena(cap_pages=3, slots=4)
     first, second = arena.grant(), arena.grant(2 * PAGE)
     arena.slot_bytes = 2 * PAGE
@@ -158,7 +159,7 @@ def test_whatever_is_free_is_better_than_nothing():
 
 
 def test_close_leaves_lent_batches_right_and_counts_them_until_they_end():
-    """After close only what is lent is committed, its bytes are unchanged, and the cap forgets it with its last view."""
+    """After close only what is lent is committed, unchanged, and the cap forgets it with its last view."""
     with no_leaks():
         arena = make_arena(cap_pages=8)
         arena.reclaim(arena.grant())
@@ -244,7 +245,8 @@ def test_a_quarantined_slot_is_out_of_reach_until_it_is_released():
     arena.quarantine(slot)
     assert arena.circulating() == 0
     other = arena.grant()
-    assert other is not None and other is not slot
+    assert other is not None
+    assert other is not slot
     arena.reclaim(other)
     assert arena.grant(2 * PAGE) is None
     arena.release_quarantined()

@@ -1,6 +1,7 @@
 """A walk over everything an arena can be asked: the cap holds, live slots never overlap, lent bytes never change."""
 
 import gc
+import itertools
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -119,7 +120,7 @@ class Walk(RuleBasedStateMachine):
             (slot.offset, slot.offset + slot.nbytes)
             for slot in [*self.granted, *self.ready, *[s for s, _ in self.lent]]
         )
-        assert all(stop <= start for (_, stop), (start, _) in zip(live, live[1:], strict=False))
+        assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(live))
         assert {slot.state for slot in self.granted} <= {GRANTED}
         assert {slot.state for slot in self.ready} <= {READY}
         assert {slot.state for slot, _ in self.lent} <= {LENT}
