@@ -21,9 +21,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
-from shmloader import DataLoader
+from shmloader import DataLoader, PackedDataset
 from shmloader.images import Fit
-from shmloader.packfile import PackedDataset
 from shmloader.sources import ImageFolder
 
 

@@ -25,9 +25,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shmloader import DataLoader
+from shmloader import DataLoader, PackedDataset
 from shmloader.errors import human_bytes
-from shmloader.packfile import PackedDataset
 
 from . import demo_compare, demo_photos
 
@@ -134,6 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     began = time.perf_counter()
     os.chdir(options.work)
+    # torch makes this folder when it makes an optimiser, by default one that stays in the temporary directory.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path("torchinductor").absolute()))
     print(
         f"shmloader demo: Python {platform.python_version()}, torch {torch.__version__}, "
         f"{len(os.sched_getaffinity(0))} CPUs",
