@@ -135,7 +135,9 @@ class PackedDataset(Dataset[Any]):
         Arrays are read with one gather a field, so those of one batch share memory (a row may be changed, and keeping
         one keeps its batch's). Raises what ``ds[i]`` raises.
         """
-        rows = np.asarray(indices) if len(indices) >= _BULK else None
+        # Decoded images are large: one at a time, so that a transform can make it small before the next is decoded.
+        bulk = len(indices) >= _BULK and not any(reader.field.encoding for reader in self._readers)
+        rows = np.asarray(indices) if bulk else None
         if rows is None or rows.ndim != 1 or rows.dtype != np.int64 or self._build is None:
             return [self[index] for index in indices]
         if rows.min() < 0:
