@@ -24,6 +24,7 @@ def train(cls: type[DataLoader[Any]], dataset: Dataset[dict[str, Any]], training
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = task.make_loader(cls, dataset, shuffle=True)
     model, optimizer, prepared = accelerator.prepare(model, optimizer, loader)
+    assert type(prepared.base_dataloader) is DataLoader, "accelerate keeps loaders now: hand ours to prepare alone"
     if cls is not DataLoader:
         prepared.base_dataloader = cls(
             prepared.dataset,
