@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -182,6 +183,31 @@ def test_batches_are_not_torch_shared_but_can_be_sent() -> None:
         assert batch.share_memory_().is_shared()
         assert batch.data_ptr() != before
         assert batch.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_unequal_dtypes_become_the_one_that_holds_them_all(num_workers: int) -> None:
+    """With any number of workers."""
+    samples: Any = [torch.tensor(1.0), torch.tensor(2.5, dtype=torch.float64)]
+    with shmloader.DataLoader(samples, batch_size=2, num_workers=num_workers) as loader:
+        batch = next(iter(loader))
+    assert batch.dtype == torch.float64
+    assert batch.tolist() == [1, 2.5]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_unequal_samples_are_told_in_torchs_words_and_more(num_workers: int) -> None:
+    """The message of the default collate, then the two dataset indices."""
+    samples: Any = [torch.zeros(3), torch.zeros(4)]
+    with pytest.raises(RuntimeError) as torchs:
+        torch.utils.data.default_collate(samples)
+    with (
+        shmloader.DataLoader(samples, batch_size=2, num_workers=num_workers) as loader,
+        pytest.raises(shmloader.UnequalSamples) as ours,
+    ):
+        next(iter(loader))
+    assert str(ours.value).startswith(str(torchs.value))
+    assert "[3] at dataset index 0 but [4] at dataset index 1" in str(ours.value)
 
 
 def test_a_small_piece_keeps_its_slot_and_a_clone_does_not() -> None:
