@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -180,10 +181,22 @@ KINDS = {"fixed": fixed, "detection": detection, "encoded": encoded}
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_total_is_near_what_is_measured(kind: str, tmp_path: Path) -> None:
-    """Shared memory and the workers' own, while a loader runs, come within 15 % of the plan's total (G1)."""
-    source = f"from test_tune_measure import total_and_measured; total_and_measured({kind!r}, {str(tmp_path)!r})"
-    command = [sys.executable, "-c", source]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    total, measured = json.loads(done.stdout)
-    assert abs(total - measured) <= 0.15 * measured, (total / measured, total, measured)
+    """Shared memory and the workers' own, while a loader runs, come within 15 % of the plan's total (G1).
+
+    Medians of three fresh processes: a worker's heap holds one decoded batch more or less, as malloc sees fit.
+    """
+    totals, most = [], []
+    for run in range(3):
+        folder = tmp_path / str(run)
+        folder.mkdir()
+        source = f"from test_tune_measure import total_and_measured; total_and_measured({kind!r}, {str(folder)!r})"
+        command = [sys.executable, "-c", source]
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        total, measured = json.loads(done.stdout)
+        totals.append(total)
+        most.append(measured)
+    total, measured = statistics.median(totals), statistics.median(most)
+    assert abs(total - measured) <= 0.15 * measured, (total / measured, totals, most)
