@@ -56,7 +56,8 @@ def test_any_sequence_of_takes_and_gives_matches_a_set_of_units(moves):
                 runs = "".join("x" if unit in used else "." for unit in range(SIZE)).split("x")
                 assert max(map(len, runs)) < nbytes
             else:
-                assert offset >= 0 and offset + nbytes <= SIZE
+                assert offset >= 0
+                assert offset + nbytes <= SIZE
                 assert used.isdisjoint(range(offset, offset + nbytes))
                 taken[offset] = nbytes
         elif taken:

@@ -51,7 +51,8 @@ def test_a_tensor_is_a_view_of_its_bytes():
     assert tensor[0, 0] == 1
     tensor[1, 2] = -1
     assert base[64 + 20 : 64 + 24].tolist() == [255] * 4
-    assert tensor.shape == (2, 3) and tensor.dtype == torch.int32
+    assert tensor.shape == (2, 3)
+    assert tensor.dtype == torch.int32
 
 
 def test_strides_are_kept():
@@ -66,7 +67,8 @@ def test_strides_are_kept():
 def test_a_leaf_that_requires_grad_is_a_leaf_again():
     """As torch's workers deliver it."""
     tensor = compile_layout(leaf(dtype=torch.float32, grad=True))(lease())
-    assert tensor.requires_grad and tensor.is_leaf
+    assert tensor.requires_grad
+    assert tensor.is_leaf
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0, 4)])
@@ -75,7 +77,8 @@ def test_an_empty_tensor_holds_no_slot(shape):
     base = lease()
     gone = weakref.ref(base)
     tensor = compile_layout(leaf(shape))(base)
-    assert tensor.shape == shape and tensor.dtype == torch.int32
+    assert tensor.shape == shape
+    assert tensor.dtype == torch.int32
     del base
     assert gone() is None
 
@@ -148,7 +151,8 @@ def test_arrays_keep_dtype_order_and_bytes():
     base = lease()
     for dtype in (">f4", "datetime64[s]", [("x", "<i2"), ("y", "<f8")]):
         array = compile_layout(ArrayLeaf(np.dtype(dtype), (2, 3), True, 128))(base)
-        assert array.dtype == np.dtype(dtype) and array.flags.f_contiguous
+        assert array.dtype == np.dtype(dtype)
+        assert array.flags.f_contiguous
         assert array.__array_interface__["data"][0] == base.__array_interface__["data"][0] + 128
     assert compile_layout(ArrayLeaf(np.dtype("u1"), (), False, 65))(base).item() == 65
 
@@ -202,7 +206,8 @@ def test_many_equal_fields_are_right_however_they_are_built(count, shape):
         batch = compile_layout(chosen)(base)
         assert list(batch) == list(node.keys)
         for k, tensor in enumerate(batch.values()):
-            assert tuple(tensor.shape) == shape and tensor.is_contiguous()
+            assert tuple(tensor.shape) == shape
+            assert tensor.is_contiguous()
             assert tensor.data_ptr() == base.__array_interface__["data"][0] + step(k)
 
 
@@ -211,7 +216,9 @@ def test_a_run_of_equal_fields_among_others_keeps_its_place():
     run = tuple(leaf((2,), torch.int64, 64 + 64 * k) for k in range(MANY))
     children = (ValueNode("before"), *run, leaf((3,), torch.float32, 4096), ValueNode("behind"))
     built = compile_layout(SequenceNode(True, children))(lease())
-    assert built[0] == "before" and built[-1] == "behind" and built[-2].dtype == torch.float32
+    assert built[0] == "before"
+    assert built[-1] == "behind"
+    assert built[-2].dtype == torch.float32
     assert [tensor.data_ptr() - built[1].data_ptr() for tensor in built[1:-2]] == [64 * k for k in range(MANY)]
 
 

@@ -1,4 +1,4 @@
-"""Batches of unequal size under one cap: right, within the number, and refused with numbers when they cannot be (E2, G1)."""
+"""Batches of unequal size under one cap: right, within the number, refused with numbers when they cannot be (E2, G1)."""
 
 import random
 import warnings
@@ -166,6 +166,14 @@ def test_shared_memory_never_exceeds_the_arena(num_workers, prefetch_factor):
     loader.close()
 
 
+def fill_up(path):
+    """Write until the mount is full, in small steps, so that nothing is left."""
+    with path.open("wb") as file:
+        while True:
+            file.write(bytes(16 * KIB))
+            file.flush()
+
+
 def test_a_mount_that_fills_up_during_an_epoch_is_survived(tmp_path):
     """Someone else takes the space that growth had counted on: batches are copies then, right, and never SIGBUS."""
     with small_tmpfs(tmp_path / "shm", "8m") as mount:
@@ -174,11 +182,8 @@ def test_a_mount_that_fills_up_during_an_epoch_is_survived(tmp_path):
         for index, (data, _) in enumerate(loader):
             kept.append(data)
             if index == 1:
-                taken = mount / "taken"
-                with taken.open("wb") as file, pytest.raises(OSError, match="No space"):
-                    while True:
-                        file.write(bytes(16 * KIB))
-                        file.flush()
+                with pytest.raises(OSError, match="No space"):
+                    fill_up(mount / "taken")
         assert len(kept) == 40
         assert all((data == k).all() for k, data in enumerate(kept))
         loader.close()

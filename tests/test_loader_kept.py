@@ -8,11 +8,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from support import MIB, no_leaks
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
 from shmloader import CopiedOutWarning, DataLoader
+from support import MIB, no_leaks
 
 ROW = 16 << 10
 BATCH = 8

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from support import child_pids, context, no_leaks, start_methods
 from torch.utils.data import Dataset, default_collate
 
 from shmloader import DataLoader
+from support import child_pids, context, no_leaks, start_methods
 
 
 class Point(NamedTuple):

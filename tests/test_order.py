@@ -144,7 +144,8 @@ def test_an_epoch_of_a_hundred_million_samples_begins_at_once():
     first = next(batches)
     assert first.tolist() == list(range(256))
     assert first.dtype == np.int64
-    assert first.base is not None and first.base.nbytes <= 16 << 20
+    assert first.base is not None
+    assert first.base.nbytes <= 16 << 20
 
 
 def test_the_draws_of_torch_are_not_disturbed_by_a_sampler_of_length_zero():
