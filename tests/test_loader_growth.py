@@ -1,4 +1,4 @@
-"""Batches of unequal size under one cap: right, within the number, refused with numbers when they cannot be (E2, G1)."""
+"""Batches of unequal size under one cap: right, within it, and refused with numbers when they cannot be (E2, G1)."""
 
 import random
 import warnings
