@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -138,8 +137,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return super().__iter__()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        if self.pin_memory:
-            _warn_unpinned()
         workers = self.num_workers
         arena = self._arenas.take(slots_wanted(workers, self.prefetch_factor))
         arenas = self._arenas
@@ -192,18 +189,3 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-_warned_unpinned = False
-
-
-def _warn_unpinned() -> None:
-    """Say once per process that batches are not page-locked here."""
-    global _warned_unpinned
-    if not _warned_unpinned:
-        _warned_unpinned = True
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be "
-            "used.",
-            stacklevel=4,
-        )

@@ -34,6 +34,7 @@ from .fetch import Fetcher, Recipe
 from .gathering import Gatherer
 from .interrupts import raise_kept
 from .order import index_batches
+from .pinning import pinned_copy, pinning_device
 from .slot import Slot
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Pass(_BaseDataLoaderIter):
         self._index_sampler = loader._index_sampler
         self._num_workers = loader.num_workers
         self._world_size, self._rank = _get_distributed_settings()
-        self._pin_memory = False
+        self._pin_memory_device = pinning_device() if loader.pin_memory else None
+        self._pin_memory = self._pin_memory_device is not None
         self._timeout = loader.timeout
         self._collate_fn = loader.collate_fn
         self._sampler_iter: Iterator[Any] = index_batches(self._index_sampler)
@@ -97,6 +99,8 @@ class Pass(_BaseDataLoaderIter):
                 data = self._next_data()
         else:
             data = self._next_data()
+        if self._pin_memory_device is not None:
+            data = pinned_copy(data, self._pin_memory_device)
         self._num_yielded += 1
         if (
             self._IterableDataset_len_called is not None
