@@ -58,6 +58,10 @@ class Delivery:
             self._builds[worker, number] = build
         return build
 
+    def forget_builds(self) -> None:
+        """A new epoch begins, in which workers send every layout anew."""
+        self._builds.clear()
+
     def can_spare(self) -> bool:
         """Whether one more slot can be lent and enough remain for the workers."""
         return self._arena.can_spare(self._keep_back)

@@ -100,6 +100,11 @@ class Fetcher:
         if self._redirect is not None:
             self._redirect.end(arrived, copied_bytes)
 
+    def forget(self) -> None:
+        """Let go of the batch at hand: nothing in here refers to its slot afterwards."""
+        if self._redirect is not None:
+            self._redirect.forget()
+
     def stop_redirecting(self) -> None:
         """Let dataset and collate_fn make their tensors on the heap from now on: they keep some of them."""
         self._redirect = None

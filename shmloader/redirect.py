@@ -61,6 +61,10 @@ class Redirect(TorchFunctionMode):
         elif copied_bytes > _SMALLEST and self._batches >= self._look_again:
             self._look_again = 2 * self._batches
             self._wanted = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the batch at hand, finished or failed."""
         self._made.clear()
         self._writer = None
 

@@ -186,6 +186,8 @@ class Worker:
             self._publisher.answer(ticket, EXHAUSTED)
             return
         # The batch is gone, its bytes are not. If something else still looks at them, this slot is not ours any more.
+        if self._fetcher is not None:
+            self._fetcher.forget()
         alive = weakref.ref(memory)
         del memory, writer
         kept = 0 if alive() is None else KEPT

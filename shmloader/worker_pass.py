@@ -121,6 +121,7 @@ class WorkerPass(Pass):
             self._cancel()
             self._reseed_data_pipes(loader)
             self._resume()
+            self._delivery.forget_builds()
         except WorkerDied:
             self._shutdown_workers()
             raise
