@@ -126,7 +126,7 @@ def train(path: str, arena_bytes: int, epochs: int, memory: SharedMemory) -> lis
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; return its exit code."""
     parser = argparse.ArgumentParser(prog="demo", description="From a folder of photographs to a training loop.")
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="an existing folder to write into; tools/demo gives one")
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="existing folder to write into")
     parser.add_argument("--per-class", type=int, default=40, metavar="N", help="photographs per class (default 40)")
     parser.add_argument("--epochs", type=int, default=2, metavar="N", help="epochs to train (default 2)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of the comparison (default 5)")
