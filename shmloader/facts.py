@@ -79,10 +79,10 @@ def ragged_sizes(dataset: Any) -> npt.NDArray[np.int64] | None:
 
 
 def stackable(dataset: Any) -> bool:
-    """Return False if it is known that torch's default collate cannot stack the samples: arrays of unequal shape."""
+    """Return False if torch's default collate may not stack the samples: arrays of unequal shape, images as files."""
     if not isinstance(dataset, PackedDataset) or dataset.transform is not None:
         return True
-    return not any(field.kind == "array" and field.ragged and field.encoding is None for field in dataset.fields)
+    return not any(field.encoding or (field.kind == "array" and field.ragged) for field in dataset.fields)
 
 
 def measure_batches(
