@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from .layout import (
+    NUMPY_DTYPES,
     ArrayLeaf,
     MappingNode,
     Node,
@@ -32,14 +33,6 @@ from .layout import (
 Base = npt.NDArray[np.uint8]
 Build = Callable[[Base], Any]
 
-_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
-    getattr(torch, name): np.dtype(name)
-    for name in (
-        *("float16", "float32", "float64", "complex64", "complex128"),
-        *("int8", "int16", "int32", "int64", "uint8", "bool"),
-    )
-}
-"""The dtypes that torch and NumPy name alike."""
 MANY = 16
 """From so many equal tensors in a row on, they are cut from one view instead of being built one by one."""
 
@@ -65,7 +58,7 @@ def _tensor(leaf: TensorLeaf) -> Build:
             return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
 
         return build_empty
-    numpy_dtype = _NUMPY.get(dtype)
+    numpy_dtype = NUMPY_DTYPES.get(dtype)
     if stride is None and not requires_grad and numpy_dtype is not None:
         # The same view as below, made by way of NumPy in less than half the time.
         array, from_numpy = np.ndarray, torch.from_numpy

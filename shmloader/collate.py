@@ -19,7 +19,7 @@ import torch
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from .layout import TensorLeaf, align
+from .layout import NUMPY_DTYPES, TensorLeaf, align
 
 Memory = npt.NDArray[np.uint8]
 CollateMap = dict[Any, Callable[..., Any]]
@@ -62,9 +62,11 @@ class SlotWriter:
             self.overflowed = True
             return None
         self.cursor = end
-        made = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=self.origin + offset)
-        if len(shape) != 1:
-            made = made.view(shape)
+        numpy_dtype = NUMPY_DTYPES.get(dtype)
+        if numpy_dtype is not None:  # the quicker way, and the result is no view of another tensor
+            made = torch.from_numpy(np.ndarray(shape, numpy_dtype, self.memory, self.origin + offset))
+        else:
+            made = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=self.origin + offset).view(shape)
         self.born[id(made)] = made, TensorLeaf(dtype, shape, None, offset, count, False)
         return made
 

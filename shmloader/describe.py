@@ -104,7 +104,7 @@ class BatchDescription:
         kind = type(value)
         if kind is torch.Tensor:
             born = self.writer.born.get(id(value))
-            if born is not None and not value.requires_grad:
+            if born is not None and self._is_as_born(value, born[1]):
                 self._arrived.add(id(value))
                 return born[1]
             leaf = self.tensor(value)
@@ -126,6 +126,17 @@ class BatchDescription:
         elif kind is dict and depth < _DEEPEST and {str}.issuperset(map(type, value)):
             return MappingNode(tuple(value), tuple([self._node(item, depth + 1) for item in value.values()]))
         return self._pickled(value)
+
+    def _is_as_born(self, tensor: torch.Tensor, leaf: TensorLeaf) -> bool:
+        """Whether a tensor is still what the slot handed out: in-place methods may have given it another shape or
+        memory."""
+        return (
+            tensor.shape == leaf.shape
+            and tensor.dtype is leaf.dtype
+            and tensor.is_contiguous()
+            and not tensor.requires_grad
+            and self.writer.offset_of(tensor.data_ptr()) == leaf.offset
+        )
 
     def tensor(self, tensor: torch.Tensor) -> TensorLeaf | None:
         """Describe a dense CPU tensor; None for other kinds, which are pickled (their parts are lifted out)."""

@@ -18,6 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        *("float16", "float32", "float64", "complex64", "complex128"),
+        *("int8", "int16", "int32", "int64", "uint8", "bool"),
+    )
+}
+"""The dtypes that torch and NumPy name alike."""
+
 ALIGN = 64  # bytes: one cache line, and enough for every torch dtype
 
 

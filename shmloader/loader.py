@@ -113,11 +113,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if not _HAS_IN_ORDER:
             self.in_order = in_order
+        # Hidden by the properties of these names, but to be found in vars(): Lightning builds loaders anew from there.
+        self.__dict__.update(arena_bytes=self._arenas.arena_bytes, arena_backing=self._arenas.backing)
 
     @property
     def arena_bytes(self) -> int | None:
         """The cap on committed shared memory in bytes, or None."""
         return self._arenas.arena_bytes
+
+    @property
+    def arena_backing(self) -> str:
+        """Where the shared memory comes from, as it was asked for."""
+        return self._arenas.backing
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -81,15 +81,7 @@ def test_lightning_trains_as_with_torchs_loader(dataset: str, pack: Path, tmp_pa
     judge(run("train_lightning.py", dataset, pack, tmp_path), world=1)
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "hook",
-        pytest.param(
-            "argument", marks=pytest.mark.xfail(reason="arena_bytes is a property, which Lightning does not look for")
-        ),
-    ],
-)
+@pytest.mark.parametrize("way", ["hook", "argument"])
 def test_lightning_builds_the_loader_anew_with_all_its_arguments(way: str, pack: Path, tmp_path: Path) -> None:
     """Two devices: Lightning puts its own sampler in and must not lose ``arena_bytes``, however the loader came."""
     pytest.importorskip("lightning", reason="needs the extra 'frameworks'")
