@@ -12,6 +12,7 @@ object travel, each only if it can; the text always does. ``reraise`` uses the b
 from __future__ import annotations
 
 import pickle
+import traceback
 from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
@@ -84,6 +85,17 @@ class WorkerFailure(Exception):
                 raise original from RuntimeError(message)
             raise RuntimeError(message) from None
         raise AssertionError("unreachable")
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Empty the frames that an exception and those behind it came through.
+
+    A function that keeps an exception in a variable and raises it makes a cycle of exception, traceback and frame,
+    and all that these functions were working on would live until some collection.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def find_unpicklable(**arguments: Any) -> str | None:

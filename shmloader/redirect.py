@@ -72,6 +72,8 @@ class Redirect(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.Tensor.resize_ and any(args[0] is made for _, made in self._made):
+            args[0].set_(args[0].clone())  # the slot cannot grow under it: let it live on the heap
         redirect = _REDIRECTS.get(func)
         if redirect is not None and self._writer is not None:
             self._call += 1

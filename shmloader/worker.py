@@ -26,7 +26,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .collate import SlotWriter
 from .describe import BatchDescription
-from .failure import WorkerFailure
+from .failure import WorkerFailure, clear_frames
 from .fetch import Fetcher
 from .gathering import Gatherer
 from .identity import seed_data_pipes, take_identity
@@ -210,7 +210,9 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - the user's code; it travels to the main process
             if isinstance(error, StopIteration) and self._recipe.dataset_kind == _DatasetKind.Iterable:
                 return None
-            return WorkerFailure.of(error, self._where())
+            failure = WorkerFailure.of(error, self._where())
+            clear_frames(error)
+            return failure
 
     def _where(self) -> str:
         where = f"in DataLoader worker process {self._orders.worker}"
