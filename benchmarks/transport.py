@@ -12,26 +12,23 @@ Method      see harness.py: turns within one process per group, steady state onl
 
     python benchmarks/transport.py [--rows tokens,table] [--workers 0,1,2] [--json FILE] [--quick]
 
-Python 3.11.7, torch 2.13.0+cpu, 2 cores of a Xeon, Linux 6.18, 1 worker, medians of 5 rounds, on a machine with
-other work to do: the plain copy had a CPU for half of its time. Read the CPU columns and the ratios, not the times;
-loaders, whose processes wait for each other, suffer more from that than a copy in one thread.
+Python 3.11.7, torch 2.13.0+cpu, 2 cores of a Xeon, Linux 6.18, medians of 7 rounds with --workers 1, without the row
+torch/pack. The machine was shared with others at the time (its plain copy ran at 3.3 GB/s; it reaches 5.5): read the
+ratios. On images our loaders are at the plain copy's speed, so no loader of one worker could do better there.
 
-    workload  contender      us/batch  main CPU us  CPU s/GB  x torch/plain
-    images    memcpy            19530         8615     0.225           5.1
-              torch/plain       98637         6066     1.201           1.0
-              ours/plain        17540          364     0.213           5.6
-              torch/pack        93607         6465     1.412           1.1
-              ours/pack         16710          395     0.203           5.9
-    tokens    memcpy               72           37     0.148          36.3
-              torch/plain        2623          637     6.984           1.0
-              ours/plain          645           87     1.291           4.1
-              torch/pack         2469          668     8.479           1.1
-              ours/pack           235           74     0.770          11.2
-    table     memcpy               20           10     3.141         193.5
-              torch/plain        3948          838   705.820           1.0
-              ours/plain          778           94   128.772           5.1
-              torch/pack         5481          979   892.093           0.7
-              ours/pack           269           65    47.575          14.7
+    workload  contender      us/batch  main CPU us  CPU s/GB  x torch/plain  x memcpy
+    images    memcpy            11771        11659     0.300           3.8      1.00
+              torch/plain       45109         6585     1.301           1.0      0.26
+              ours/plain        11239          441     0.306           4.0      1.05
+              ours/pack         10465          412     0.282           4.3      1.12
+    tokens    memcpy               46           46     0.176          33.3      1.00
+              torch/plain        1514          763     8.284           1.0      0.03
+              ours/plain          294           90     1.513           5.2      0.16
+              ours/pack           113           66     0.672          13.4      0.40
+    table     memcpy                9            9     3.328         255.1      1.00
+              torch/plain        2294         1155   967.763           1.0      0.00
+              ours/plain          319          106   150.137           7.2      0.03
+              ours/pack            60           49    34.654          38.3      0.15
 
 What it does not show: work on the samples (decoding, augmentation), reading from a disk, a training loop that wants the
 CPUs too, copies to a GPU, worker start-up, the first pass. A job bound by one of these gains what this table says

@@ -1,5 +1,6 @@
 """Workers that die and parents that die: told at once, with numbers, and nobody is left (C1, A5, A6)."""
 
+import faulthandler
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ from support import MIB, Script, no_leaks, run_file, shm_names, shmem_bytes, wai
 
 ENDS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "SIGSEGV": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "SIGSEGV": lambda: (faulthandler.disable(), os.kill(os.getpid(), signal.SIGSEGV)),
     "exit 3": lambda: os._exit(3),
 }
 

@@ -120,7 +120,10 @@ def our_names():
     return {name for name in shm_names() if "shmloader" in name}
 
 
-@pytest.mark.parametrize("way", WAYS)
+QUICK = ("break", "exception", "kept", "persistent")
+
+
+@pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def test_a_program_ends_cleanly_and_soon_with_eight_workers(way):
     """Left in the middle of an epoch by break, exit, exception, ``with``, ``del``: quiet, quick, right code."""
     names = our_names()
@@ -189,7 +192,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.11])
+@pytest.mark.parametrize("delay_s", [0.03, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.0, 0.11))])
 def test_ctrl_c_during_start_up_ends_everything(delay_s):
     """Workers are being started or ended when SIGINT comes: nobody is left, and no worker prints anything."""
     with Script(PROLOGUE.format(sleep="0.0") + STARTING) as child:
