@@ -178,7 +178,9 @@ def assert_gone(pids, timeout=3.0):
     wait_until(f"workers {pids} are gone", gone, timeout)
 
 
-@pytest.mark.parametrize("what", ["idle", "sleep", "regex", "hash"])
+@pytest.mark.parametrize(
+    "what", ["idle", "regex", *(pytest.param(what, marks=pytest.mark.slow) for what in ("sleep", "hash"))]
+)
 def test_workers_of_a_killed_parent_are_gone_within_three_seconds(what):
     """Idle, asleep, or in C code that holds the GIL: no orphan goes on (A5)."""
     with Script(BUSY, args=[what, "fork", "wait"]) as script:

@@ -120,7 +120,7 @@ def our_names():
     return {name for name in shm_names() if "shmloader" in name}
 
 
-QUICK = ("break", "exception", "kept", "persistent")
+QUICK = ("break", "persistent")
 
 
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
@@ -165,7 +165,13 @@ def interrupted(sleep="0.0", pausing=True):
 
 
 @pytest.mark.parametrize(
-    ("sleep", "pausing"), [("0.0", True), ("0.05", True), ("1000 if index > 60 else 0", False)], ids=str
+    ("sleep", "pausing"),
+    [
+        ("0.0", True),
+        pytest.param("0.05", True, marks=pytest.mark.slow),
+        pytest.param("1000 if index > 60 else 0", False, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_ctrl_c_to_the_group_is_one_keyboard_interrupt(sleep, pausing):
     """SIGINT to main process and workers at once: one traceback, ended soon, nobody left (C3)."""
@@ -216,6 +222,7 @@ def group_members(group):
     return members
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_no_worker():
     """The polite kill of a job scheduler, to the main process alone."""
     with Script(interrupted(), args=["fork"]) as child:

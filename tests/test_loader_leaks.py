@@ -50,10 +50,10 @@ def assert_as_after_the_fifth(loader, before, shmem):
 @pytest.mark.parametrize(
     ("count", "arguments"),
     [
-        (25, {"num_workers": 2}),
+        (12, {"num_workers": 2}),
         (200, {"num_workers": 0}),
         (40, {"num_workers": 2, "persistent_workers": True}),
-        (25, {"num_workers": 2, "in_order": False}),
+        pytest.param(25, {"num_workers": 2, "in_order": False}, marks=pytest.mark.slow),
     ],
 )
 def test_first_batches_leave_nothing_behind(count, arguments):
