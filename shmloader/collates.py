@@ -15,6 +15,7 @@ born in the slot.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.utils.data import default_collate
 Path = tuple[int | str, ...]
 
 
-class VaryingCollate:
+class VaryingCollate(ABC):
     """What the three have in common: walk the sample, leave the rest to the default collate."""
 
     def __init__(self, *fields: int | str | Path) -> None:
@@ -64,9 +65,9 @@ class VaryingCollate:
             return True
         return any(field[: len(path)] == path for field in self.fields)
 
+    @abstractmethod
     def join(self, tensors: list[torch.Tensor]) -> Any:
         """Return what stands for the tensors of one varying field in the batch."""
-        raise NotImplementedError
 
 
 class ListCollate(VaryingCollate):

@@ -124,6 +124,7 @@ class Pass(_BaseDataLoaderIter):
         warnings.warn(text, stacklevel=3)
 
     def __getstate__(self) -> Any:
+        # The class of torch's own refusal, whose text torch forgets to format.
         raise NotImplementedError(f"{self.__class__.__name__} cannot be pickled")
 
 

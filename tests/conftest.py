@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,12 @@ from support import shm_names
 # Machines that run tests are slow and shared: a slow example is no failure.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+def pytest_collection_finish() -> None:
+    """Take what collection made out of every later garbage collection: many tests ask for one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ _SHORT_ROW = 256
 """Bytes. Ragged rows up to this mean length are gathered by index, longer ones by a copy each: measured."""
 
 
-class FieldReader:
+class FieldReader(ABC):
     """Reads one field; ``field`` and the attributes of the same names say what it holds."""
 
     def __init__(self, pack: OpenPack, raw: Any, number: int) -> None:
@@ -54,9 +55,9 @@ class FieldReader:
         """As ``Field.torch_dtype``."""
         return self.field.torch_dtype
 
+    @abstractmethod
     def get(self, index: int) -> Any:
         """Return the value in sample ``index`` (0 <= index < count): a new tensor, number, str or bytes."""
-        raise NotImplementedError
 
     def get_many(self, indices: Indices) -> list[Any]:
         """Return the values of many samples. Raises IndexError for rows that are not there."""
