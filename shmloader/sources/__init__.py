@@ -14,6 +14,7 @@ from .arrays import ArrayFiles
 from .base import Options, Source, StrPath
 from .image_folder import ImageFolder
 from .packing import pack_source
+from .problems import Problem
 
 SOURCES: tuple[type[Source], ...] = (ArrayFiles, ImageFolder)
 """Every reader, in the order in which they are asked: the ones that look for something rarer come first."""
@@ -23,6 +24,7 @@ __all__ = [
     "ArrayFiles",
     "ImageFolder",
     "Options",
+    "Problem",
     "Source",
     "kinds",
     "open_source",

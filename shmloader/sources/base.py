@@ -19,6 +19,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ..images import Fit
+from .problems import Problem
 
 StrPath = str | os.PathLike[str]
 Array = np.ndarray[Any, Any]
@@ -85,6 +86,13 @@ class Source(Dataset[Any]):
     def class_counts(self) -> Mapping[str, int] | None:
         """Return samples per class in label order, or None where there are no classes."""
         return None
+
+    def problems(self, index: int, sample: Any) -> Iterable[Problem]:
+        """Return what is wrong with ``sample``, which ``self[index]`` gave: boxes, labels, sizes. Not its reading.
+
+        What cannot be read at all raises SourceError in ``__getitem__``, which counts as a problem of severity "error".
+        """
+        return ()
 
     def columns(self) -> Mapping[str, Array] | Array | None:
         """Return whole fields as arrays where they exist as such (memory maps, not copies), else None.
