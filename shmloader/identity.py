@@ -11,6 +11,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.graph_settings import apply_random_seed
 
+from .compute_threads import limit_compute_threads
 from .orders import WorkerOrders
 
 
@@ -29,7 +30,7 @@ def take_identity(orders: WorkerOrders) -> None:
     ``random`` and torch get ``base_seed + worker``; NumPy's global state gets four words mixed from both, which no
     other worker and no other epoch has.
     """
-    torch.set_num_threads(1)
+    limit_compute_threads()
     seed = orders.base_seed + orders.worker
     random.seed(seed)
     torch.manual_seed(seed)

@@ -25,8 +25,10 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("0  what goes wrong", "errors"),
         (
             "1a facts and parts",
-            ("arena_stats cap cgroups doorbell extents failure images interrupts "
-            "layout lifeline order pinning segment slot unequal"),
+            (
+                "arena_stats cap cgroups compute_threads doorbell extents failure images interrupts "
+                "layout lifeline order pinning segment slot unequal"
+            ),
         ),
         ("1b facts together", "limits mailbox witness"),
         ("2a slots and sizes", "arena budget"),
