@@ -219,7 +219,7 @@ def take_turn(
     return Round(timed, wall, main, tree / 1e9, nbytes * timed, peak - before)
 
 
-CONTENDERS = ("memcpy", "torch/plain", "ours/plain", "torch/pack", "ours/pack")
+CONTENDERS = ("memcpy", "alone/plain", "torch/plain", "ours/plain", "torch/pack", "ours/pack")
 
 
 # --- one process: all contenders of one workload and one number of workers --------------------------------------------
@@ -237,7 +237,13 @@ def contenders_of(workload: Workload, folder: Path, workers: int, wanted: Sequen
         return lambda sampler, batches: kind(dataset, sampler=sampler, **options)
 
     torch_loader = torch.utils.data.DataLoader
+    collate = workload.collate_fn or torch.utils.data.default_collate
+
+    def alone(sampler: RandomSampler, batches: Batches) -> Iterator[Any]:
+        return (collate([plain[index] for index in indices.tolist()]) for indices in batches)
+
     found = {
+        "alone/plain": Contender("alone/plain", plain, alone),
         "memcpy": Contender("memcpy", plain, lambda sampler, batches: workload.limit(folder, batches)),
         "torch/plain": Contender("torch/plain", plain, loader(torch_loader, plain)),
         "ours/plain": Contender("ours/plain", plain, loader(shmloader.DataLoader, plain)),

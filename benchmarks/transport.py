@@ -4,6 +4,8 @@ Workloads   images  uint8 3x224x224, batch 256: few large rows, bound by memory
             tokens  int32[1024], batch 64: bound by what each batch costs
             table   float32[10] and a label, batch 64: bound by what each sample costs
 Contenders  memcpy       the limit: rows of a page-cached file gathered into one reused buffer, one thread, no loader
+            alone/plain  the plain dataset and its collate function alone, in one process, with no loader: what one
+                         worker cannot be faster than
             torch/plain  torch's DataLoader over a dataset in memory, one tensor row per sample
             ours/plain   shmloader.DataLoader over that dataset
             torch/pack   torch's DataLoader over a pack of the same samples

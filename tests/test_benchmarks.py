@@ -11,7 +11,7 @@ import pytest
 from support import run_command, run_script
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-CONTENDERS = ["memcpy", "torch/plain", "ours/plain", "torch/pack", "ours/pack"]
+CONTENDERS = ["memcpy", "alone/plain", "torch/plain", "ours/plain", "torch/pack", "ours/pack"]
 
 
 @pytest.mark.slow
