@@ -24,7 +24,8 @@ from .columns import Columns, FixedColumn, columns_of
 from .describe import BatchDescription
 from .fetch import Recipe
 from .layout import MappingNode, Node, PickledNode, SequenceNode, SplitLeaf, TensorLeaf, align
-from .packfile.reader import RaggedReader
+from .packfile.joined import bind_joined, joinable
+from .packfile.reader import FixedReader, RaggedReader, Spans
 
 Indices = npt.NDArray[np.int64]
 _VIEWS = 512
@@ -43,6 +44,8 @@ class GatherPlan(NamedTuple):
     """First byte behind the last field."""
     key: tuple[int, int] | None
     """Equal for batches of equal layout; None if lengths vary from batch to batch."""
+    spans: tuple[Spans | None, ...] = ()
+    """Where the rows of each ragged field lie."""
 
 
 class _Template:
@@ -116,17 +119,22 @@ class Gatherer:
                 known = self._plans[count, start] = self._lay(rows, start)
             leaves, root, end = known
             return GatherPlan(rows, leaves, root, end, (count, start))
-        leaves, root, end = self._lay(rows, start)
-        return GatherPlan(rows, leaves, root, end, None)
+        spans = tuple([f.spans(rows) if isinstance(f, RaggedReader) else None for f in self._columns.fields])
+        leaves, root, end = self._lay(rows, start, spans)
+        return GatherPlan(rows, leaves, root, end, None, spans)
 
-    def _lay(self, rows: Indices, end: int) -> tuple[tuple[TensorLeaf | SplitLeaf, ...], Node, int]:
+    def _lay(
+        self, rows: Indices, end: int, spans: tuple[Spans | None, ...] = ()
+    ) -> tuple[tuple[TensorLeaf | SplitLeaf, ...], Node, int]:
         leaves: list[TensorLeaf | SplitLeaf] = []
-        for field in self._columns.fields:
+        for number, field in enumerate(self._columns.fields):
             end = align(end)
             if isinstance(field, RaggedReader):
                 if field.trailing is None:
                     raise TypeError(f"more than the first axis of field {field.name!r} varies")
-                lengths = field.lengths(rows)
+                found = spans[number]
+                assert found is not None
+                lengths = found.lengths
                 leaves.append(SplitLeaf(True, field.torch_dtype, field.trailing, tuple(lengths.tolist()), end))
                 end += int(lengths.sum()) * math.prod(field.trailing) * field.torch_dtype.itemsize
             else:
@@ -148,19 +156,50 @@ class Gatherer:
                     self._bound.clear()
                     self._memories.clear()
                 self._memories[id(memory)] = memory  # while views of it are kept, its id is its own
-                bound = self._bound[key] = [
-                    field.bind(_view(leaf, memory, origin))  # type: ignore[union-attr]
-                    for field, leaf in zip(self._columns.fields, plan.leaves, strict=True)
-                ]
+                bound = self._bound[key] = self._bind(plan, memory, origin)
             for write in bound:
                 write(plan.rows)
             return
-        for field, leaf in zip(self._columns.fields, plan.leaves, strict=True):
+        for field, leaf, spans in zip(self._columns.fields, plan.leaves, plan.spans, strict=True):
             out = _view(leaf, memory, origin)
             if isinstance(field, RaggedReader):
-                field.gather_ragged(plan.rows, out)
+                assert spans is not None
+                field.gather_spans(spans, out)
             else:
                 field.bind(out)(plan.rows)
+
+    def _bind(self, plan: GatherPlan, memory: Memory, origin: int) -> list[Callable[[Indices], None]]:
+        """Return what writes a batch without ragged fields: one function a field, or one for a run of equal fields."""
+        fields, leaves = self._columns.fields, plan.leaves
+        bound: list[Callable[[Indices], None]] = []
+        first = 0
+        while first < len(fields):
+            stop = first + 1
+            while stop < len(fields) and _adjoin(fields[stop - 1], leaves[stop - 1], fields[stop], leaves[stop]):
+                stop += 1
+            if stop - first > 1:
+                start, end = leaves[first].offset, leaves[stop - 1].offset + _nbytes(leaves[stop - 1])
+                out = torch.frombuffer(memory, dtype=torch.uint8, count=end - start, offset=origin + start)
+                rows = [field.rows for field in fields[first:stop] if isinstance(field, FixedReader)]
+                bound.append(bind_joined(rows, out, len(plan.rows)))
+            else:
+                bound.append(fields[first].bind(_view(leaves[first], memory, origin)))  # type: ignore[union-attr]
+            first = stop
+        return bound
+
+
+def _nbytes(leaf: TensorLeaf | SplitLeaf) -> int:
+    return math.prod(leaf.shape) * leaf.dtype.itemsize if isinstance(leaf, TensorLeaf) else 0
+
+
+def _adjoin(one: Any, leaf: TensorLeaf | SplitLeaf, other: Any, next_leaf: TensorLeaf | SplitLeaf) -> bool:
+    """Whether two fields can be gathered by one call, into places without a gap between them."""
+    return (
+        isinstance(one, FixedReader)
+        and isinstance(other, FixedReader)
+        and leaf.offset + _nbytes(leaf) == next_leaf.offset
+        and joinable(one.rows, other.rows)
+    )
 
 
 def _view(leaf: TensorLeaf | SplitLeaf, memory: Memory, origin: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,15 @@ from .schema import TORCH_DTYPES, Field
 
 _SHORT_ROW = 256
 """Bytes. Ragged rows up to this mean length are gathered by index, longer ones by a copy each: measured."""
+
+
+class Spans(NamedTuple):
+    """Where some rows of a ragged field lie: one number a row."""
+
+    places: Indices
+    """Offsets in the file, bytes."""
+    lengths: Indices
+    """Items in each."""
 
 
 class FieldReader(ABC):
@@ -97,12 +106,12 @@ class FixedReader(FieldReader):
         self.row_bytes = self._numpy.itemsize * math.prod(self.shape)
         if int(self._value_bytes.sum()) != self.count * self.row_bytes:
             raise PackDamaged(pack.path, f"field {self.name!r}: its chunks are not as long as its rows")
-        self._rows = Rows(pack, raw, self._chunks, self._places, self.row_bytes, self.row_bytes)
+        self.rows = Rows(pack, raw, self._chunks, self._places, self.row_bytes, self.row_bytes)
         self._is_number = self.field.kind != "array"
 
     def get(self, index: int) -> Any:
         """Return a new tensor (shape, dtype), or a Python number."""
-        place = self._rows.place(index)
+        place = self.rows.place(index)
         if self._is_number:
             return np.ndarray((), self._numpy, self._pack.bytes, place).item()
         return self._tensor(self.shape, place)
@@ -115,7 +124,7 @@ class FixedReader(FieldReader):
         """
         self._check_out(out, (len(indices), *self.shape))
         self._chunks.check(indices)
-        self._rows.gather(indices, out)
+        self.rows.gather(indices, out)
 
     def get_many(self, indices: Indices) -> list[Any]:
         """As ``get`` for many samples: rows of one new tensor, or Python numbers. One gather."""
@@ -130,7 +139,7 @@ class FixedReader(FieldReader):
         """
         count = len(out)
         self._check_out(out, (count, *self.shape))
-        gather, check = self._rows.bind(out, count), self._chunks.check
+        gather, check = self.rows.bind(out, count), self._chunks.check
 
         def bound(indices: Indices) -> None:
             if len(indices) != count:
@@ -202,13 +211,14 @@ class RaggedReader(FieldReader):
         """As ``get`` for many samples; arrays whose first axis varies are parts of one new tensor, by one gather."""
         if self.field.kind != "array" or self.field.stores_bytes or self.trailing is None:
             return super().get_many(indices)
-        lengths = self.lengths(indices).tolist()
+        spans = self.spans(indices)
+        lengths = spans.lengths.tolist()
         out = torch.empty((sum(lengths), *self.trailing), dtype=self.torch_dtype)
-        self.gather_ragged(indices, out)
+        self.gather_spans(spans, out)
         return list(out.split_with_sizes(lengths))
 
-    def _bounds(self, indices: Indices) -> tuple[Indices, Indices, Indices]:
-        """Return (chunk, start, end) of each row, checked, in items."""
+    def spans(self, indices: Indices) -> Spans:
+        """Return where the rows of ``indices`` lie, checked, for ``gather_spans``."""
         self._chunks.check(indices)
         pairs = torch.empty((len(indices), 2), dtype=torch.int32)
         self._offsets.gather(indices, pairs)
@@ -217,12 +227,11 @@ class RaggedReader(FieldReader):
         starts, ends = both[:, 0], both[:, 1]
         if len(indices) and (np.any(starts > ends) or np.any(ends * self._item_bytes > self._value_bytes[chunk])):
             raise PackDamaged(self._pack.path, f"field {self.name!r}: offsets are wrong")
-        return chunk, starts, ends
+        return Spans(self._places.take(chunk) + starts * self._item_bytes, ends - starts)
 
     def lengths(self, indices: Indices) -> Indices:
         """Return how many items each row of ``indices`` has: elements of the first axis, bytes, or (free) numbers."""
-        _, starts, ends = self._bounds(indices)
-        return ends - starts
+        return self.spans(indices).lengths
 
     def shapes(self, indices: Indices) -> npt.NDArray[np.int64]:
         """Return the shape of each row, (n, ndim)."""
@@ -239,13 +248,15 @@ class RaggedReader(FieldReader):
 
         Of strings, bytes and encoded images the stored bytes (uint8); where several axes vary, flat numbers.
         """
-        chunk, starts, ends = self._bounds(indices)
-        lengths = ends - starts
+        self.gather_spans(self.spans(indices), out)
+
+    def gather_spans(self, spans: Spans, out: torch.Tensor) -> None:
+        """As ``gather_ragged``, for rows that ``spans`` has found already."""
+        places, lengths = spans
         total = int(lengths.sum())
         self._check_out(out, (total, *(self.trailing or ())))
         if not total or not self._item_bytes:
             return
-        places = self._places.take(chunk) + starts * self._item_bytes
         target = out.view(-1).view(torch.uint8).numpy()
         if self._mean_bytes > _SHORT_ROW:
             source, at = self._pack.bytes, 0

@@ -83,8 +83,8 @@ class Rows:
         self.places = places
         self.row_bytes = row_bytes
         self._window = window
-        self._raw = raw
-        self._pack = pack
+        self.raw = raw
+        self.pack = pack
         self._ready: dict[int, tuple[torch.Tensor, Indices, int]] = {}
         self._single = len(places) == 1
         self._announcer = Announcer(pack, row_bytes)
@@ -99,8 +99,8 @@ class Rows:
         ready = self._ready.get(unit)
         if ready is None:
             last = int(self.places.max()) - self._base + self._last_rows_bytes()
-            length = min(last, self._pack.file_bytes - self._base) // unit
-            flat = torch.frombuffer(self._raw, dtype=UNITS[unit], count=length, offset=self._base)
+            length = min(last, self.pack.file_bytes - self._base) // unit
+            flat = torch.frombuffer(self.raw, dtype=UNITS[unit], count=length, offset=self._base)
             numbers, stride = self._window // unit, self._grid // unit
             size = (length - numbers) // stride + 1
             windows = (
