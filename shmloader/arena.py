@@ -50,6 +50,7 @@ class Arena:
         self._quarantined = 0
         self._peak_lent = 0
         self._made = 0
+        self._mapped = 0
         self._lock = threading.Lock()
 
     # --- raw pieces: control blocks
@@ -87,14 +88,22 @@ class Arena:
         except BaseException:
             self._extents.give(place, nbytes // PAGE)
             raise
+        self._trim(place * PAGE, nbytes)
         self.cap.add(nbytes)
         return place * PAGE
 
     def _decommit(self, offset: int, nbytes: int) -> None:
         if not self.segment.closed:
             self.segment.decommit(offset, nbytes)
+            self._trim(offset, nbytes)
         self._extents.give(offset // PAGE, nbytes // PAGE)
         self.cap.add(-nbytes)
+
+    def _trim(self, offset: int, nbytes: int) -> None:
+        """Give back what huge pages reach over a piece, as far as nobody has it: the cap counts pieces, not pages."""
+        if self.segment.placement.wants_huge:
+            start, stop = self._extents.reach(offset // PAGE, nbytes // PAGE)
+            self.segment.trim(offset, nbytes, start * PAGE, stop * PAGE)
 
     # --- a slot's life
 
@@ -205,6 +214,8 @@ class Arena:
         self._free.remove(slot)
         slot.move("retire")
         del self._slots[slot.index]
+        if slot.mapped:
+            self._mapped -= slot.nbytes
         self._decommit(slot.offset, slot.nbytes)
 
     def publish(self, slot: Slot) -> None:
@@ -238,6 +249,8 @@ class Arena:
         Whatever is made from the array must keep it alive; when it dies, the slot is FREE again.
         """
         base = self.segment.view(slot.offset + start, stop - start)
+        if not slot.mapped:
+            self._map(slot)
         slot.move("lend")
         slot.lease = weakref.ref(base, slot.on_last_view_gone)
         with self._lock:
@@ -245,6 +258,12 @@ class Arena:
             if self._lent > self._peak_lent:
                 self._peak_lent = self._lent
         return base
+
+    def _map(self, slot: Slot) -> None:
+        """Map a slot into this process before the user reads it: once for each slot, by several threads if large."""
+        self.segment.populate(slot.offset, slot.nbytes)
+        slot.mapped = True
+        self._mapped += slot.nbytes
 
     def circulating(self) -> int:
         """Return how many slots neither the user nor code in a worker looks at."""
@@ -265,6 +284,8 @@ class Arena:
             lent = self._lent
             if self.circulating() <= keep_back and not self._add_slot():
                 return None
+            if not slot.mapped:
+                self._map(slot)
             slot.move("lend")
             base = self.segment.view(slot.offset, nbytes)
             slot.lease = weakref.ref(base, slot.on_last_view_gone)
@@ -320,4 +341,7 @@ class Arena:
                 peak_lent=self._peak_lent,
                 pinned=False,
                 backing=self.segment.backing,
+                prefaulted=self._mapped,
+                huge_pages=self.segment.placement.huge_pages,
+                numa_node=self.segment.placement.numa_node,
             )

@@ -35,3 +35,10 @@ class ArenaStats:
     """Whether the committed memory is page-locked for CUDA."""
     backing: str
     """``'posix'``, ``'memfd'`` or a directory."""
+    prefaulted: int
+    """Bytes of slots that the main process has mapped ahead of their use; a slot's first batch maps it."""
+    huge_pages: str
+    """``'never'``, or the host's word under which huge pages were asked for (``'advise'``, ``'always'``,
+    ``'within_size'``, ``'force'``). Small arenas do not ask."""
+    numa_node: int | None
+    """The NUMA node on which memory is committed, or None where the kernel chooses."""

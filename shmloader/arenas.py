@@ -18,15 +18,23 @@ from .budget import plan_arena, slots_minimum
 from .cap import Cap
 from .errors import SharedMemoryFull
 from .limits import Limit, mount_limit, shared_memory_limit
-from .segment import PAGE, SHM_ROOT, Segment, round_up
+from .placement import place
+from .segment import HUGE, PAGE, SHM_ROOT, Segment, round_up
 
 AUTO = "auto"
 SMALL_MOUNT = 256 << 20
 """Bytes; below this a shared-memory mount is a container's default of 64 MB or the like, and memfd is used instead."""
 _SPREAD = 4
 """Reserved addresses per byte of the cap: room for slots of changing size. Reserving costs nothing."""
+_HUGE_FROM = 128 * HUGE
+"""Bytes of cap from which huge pages are asked for: below it slots hold few or none, and splitting them costs."""
 _SHARE = 0.5
 """Share of what the host has free that a loader without arena_bytes may take at most, kept batches included."""
+
+
+def directory_of(backing: str) -> str | None:
+    """Return the directory whose mount limits a backing; None for memory without a mount."""
+    return {"posix": SHM_ROOT, "memfd": None}.get(backing, backing)
 
 
 def choose_backing(requested: str, arena_bytes: int | None) -> tuple[str, Limit]:
@@ -39,7 +47,7 @@ def choose_backing(requested: str, arena_bytes: int | None) -> tuple[str, Limit]
         mount, _ = mount_limit(SHM_ROOT)
         roomy = mount is not None and mount.nbytes_free >= (arena_bytes or SMALL_MOUNT)
         requested = "posix" if roomy else "memfd"
-    binding = shared_memory_limit({"posix": SHM_ROOT, "memfd": None}.get(requested, requested))
+    binding = shared_memory_limit(directory_of(requested))
     if arena_bytes is not None and arena_bytes > binding.nbytes_free:
         raise SharedMemoryFull(arena_bytes, binding.nbytes_free, binding.where)
     return requested, binding
@@ -51,9 +59,10 @@ class Arenas:
     A copy of the loader in another process, or by ``copy`` or ``pickle``, begins without any.
     """
 
-    def __init__(self, arena_bytes: int | None, backing: str) -> None:
+    def __init__(self, arena_bytes: int | None, backing: str, numa_node: int | None = None) -> None:
         self.arena_bytes = arena_bytes
         self.backing = backing
+        self.numa_node = numa_node
         self._begin()
 
     def _begin(self) -> None:
@@ -65,7 +74,7 @@ class Arenas:
         self._close_idle = weakref.finalize(self, _close_all, self._idle)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arenas, (self.arena_bytes, self.backing)
+        return Arenas, (self.arena_bytes, self.backing, self.numa_node)
 
     def take(self, slots: int) -> Arena:
         """Return an arena for one pass: an idle one, or a new one. Raises SharedMemoryFull or OSError."""
@@ -90,21 +99,22 @@ class Arenas:
             self._cap.limit = max(round_up(int(binding.nbytes_free * _SHARE)), PAGE)
         reserve = round_up(_SPREAD * max(self._cap.limit, 64 << 20))
         try:
-            segment = Segment.create(reserve, backing)
+            segment = self._create(reserve, backing)
         except OSError:
             if backing == "posix" and self.backing == AUTO:
-                segment = self._smaller(reserve, "memfd")
-            else:
-                segment = self._smaller(reserve, backing)
-        arena = Arena(segment, self._cap, 0)
-        return arena
+                backing = "memfd"
+            segment = self._smaller(reserve, backing)
+        return Arena(segment, self._cap, 0)
 
-    @staticmethod
-    def _smaller(reserve: int, backing: str) -> Segment:
+    def _create(self, reserve: int, backing: str) -> Segment:
+        huge = (self._cap.limit or 0) >= _HUGE_FROM
+        return Segment.create(reserve, backing, place(directory_of(backing), self.numa_node, huge=huge))
+
+    def _smaller(self, reserve: int, backing: str) -> Segment:
         """Reserve what a limit on address space (``ulimit -v``) or file size leaves."""
         while True:
             try:
-                return Segment.create(reserve, backing)
+                return self._create(reserve, backing)
             except OSError:
                 if reserve <= 64 << 20:
                     raise
@@ -120,8 +130,7 @@ class Arenas:
         if not arena.slot_bytes:
             binding = None
             if self.arena_bytes is None:
-                segment = arena.segment
-                binding = shared_memory_limit({"posix": SHM_ROOT, "memfd": None}.get(segment.backing, segment.backing))
+                binding = shared_memory_limit(directory_of(arena.segment.backing))
             plan = plan_arena(
                 slot_bytes=need,
                 slots=arena.slots_wanted,

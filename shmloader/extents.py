@@ -23,6 +23,15 @@ class Extents:
                 return offset
         return None
 
+    def reach(self, offset: int, nbytes: int) -> tuple[int, int]:
+        """Return where a taken piece begins and ends if the free pieces that touch it are counted in."""
+        place = bisect.bisect_left(self._free, (offset, 0))
+        before = self._free[place - 1] if place else None
+        after = self._free[place] if place < len(self._free) else None
+        start = before[0] if before and sum(before) == offset else offset
+        stop = sum(after) if after and after[0] == offset + nbytes else offset + nbytes
+        return start, stop
+
     def give(self, offset: int, nbytes: int) -> None:
         """Give back a piece that ``take`` returned."""
         place = bisect.bisect_left(self._free, (offset, 0))

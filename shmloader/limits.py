@@ -26,6 +26,7 @@ from .cgroups import (
     read_table,
     read_text,
 )
+from .placement import parse_list
 
 __all__ = [
     "UNLIMITED",
@@ -192,13 +193,7 @@ def _ranks(explicit: int | None, environ: Mapping[str, str]) -> Ranks:
 
 
 def _numa_nodes(sys_root: str) -> tuple[int, ...]:
-    """Read a list such as ``0-1,4``."""
-    nodes: list[int] = []
-    for part in (read_text(f"{sys_root}/devices/system/node/online") or "").split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and (not last or last.isdecimal()):
-            nodes.extend(range(int(first), int(last or first) + 1))
-    return tuple(nodes)
+    return tuple(parse_list(read_text(f"{sys_root}/devices/system/node/online") or ""))
 
 
 def _huge_pages(sys_root: str, meminfo: dict[str, int]) -> HugePages:

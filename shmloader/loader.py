@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable
@@ -59,6 +60,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     pages aside (less than a page per slot). None: what ``num_workers``, ``prefetch_factor`` and the batch need.
     ``arena_backing``: ``"auto"`` (posix shared memory, or memfd where that is small or missing), ``"posix"``,
     ``"memfd"``, or a directory for the memory's file, which has no name there either.
+    ``arena_numa_node``: commit the arena's memory on this NUMA node (the GPU's, say). None: where the kernel puts it.
 
     A batch's tensors are views of a slot that this batch owns until the last view of it is gone; keeping them is
     always right. Who keeps many gets copies from some number on (``stats().copied_out``). ``close()``, ``with``,
@@ -87,8 +89,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         arena_bytes: int | str | None = None,
         arena_backing: str = AUTO,
+        arena_numa_node: int | None = None,
     ) -> None:
-        self._arenas = Arenas(None if arena_bytes is None else parse_bytes(arena_bytes), os.fspath(arena_backing))
+        if arena_numa_node is not None and operator.index(arena_numa_node) < 0:
+            raise ValueError(f"arena_numa_node must be the number of a NUMA node or None, not {arena_numa_node}")
+        size = None if arena_bytes is None else parse_bytes(arena_bytes)
+        self._arenas = Arenas(size, os.fspath(arena_backing), arena_numa_node)
         self._counters = Counters()
         self._passes: weakref.WeakSet[Any] = weakref.WeakSet()
         options: dict[str, Any] = {"in_order": in_order} if _HAS_IN_ORDER else {}
@@ -114,7 +120,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if not _HAS_IN_ORDER:
             self.in_order = in_order
         # Hidden by the properties of these names, but to be found in vars(): Lightning builds loaders anew from there.
-        self.__dict__.update(arena_bytes=self._arenas.arena_bytes, arena_backing=self._arenas.backing)
+        arenas = self._arenas
+        self.__dict__.update(
+            arena_bytes=arenas.arena_bytes, arena_backing=arenas.backing, arena_numa_node=arenas.numa_node
+        )
 
     @property
     def arena_bytes(self) -> int | None:
@@ -125,6 +134,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def arena_backing(self) -> str:
         """Where the shared memory comes from, as it was asked for."""
         return self._arenas.backing
+
+    @property
+    def arena_numa_node(self) -> int | None:
+        """The NUMA node that was asked for, or None. What was had is in ``stats().arena``."""
+        return self._arenas.numa_node
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

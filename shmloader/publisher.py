@@ -62,7 +62,7 @@ class Publisher:
         if place not in self._populated:
             if len(self._populated) > 4096:  # slots come and go with ragged giants
                 self._populated.clear()
-            self._segment.populate(*place)
+            self._segment.populate(*place, threads=1)  # the other CPUs have workers of their own
             self._populated.add(place)
 
     def answer(self, ticket: Ticket, kind: int) -> None:

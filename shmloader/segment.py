@@ -35,12 +35,14 @@ import numpy.typing as npt
 import posix_ipc
 
 from .errors import SharedMemoryFull
+from .placement import ANYWHERE, Placement, run_on
+from .prefault import populate, prefault
 
 PAGE = mmap.PAGESIZE
 SHM_ROOT = "/dev/shm"
+HUGE = 2 << 20
+"""Bytes of a huge page on the CPUs that matter here; where they are larger, this is only less exact."""
 
-MADV_POPULATE_READ = 22  # Linux >= 5.14: map the pages now, in one call, instead of one fault per page
-MADV_POPULATE_WRITE = 23
 _NOT_HERE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)  # "this kernel or file system cannot"
 
 
@@ -78,24 +80,28 @@ class Segment:
     memory.
     """
 
-    def __init__(self, fd: int, nbytes: int, backing: str, owner_pid: int) -> None:
+    def __init__(self, fd: int, nbytes: int, backing: str, owner_pid: int, placement: Placement = ANYWHERE) -> None:
         self._fd: int | None = fd
         self.nbytes = nbytes
         self.backing = backing
         """``'posix'``, ``'memfd'`` or the directory."""
         self.owner_pid = owner_pid
+        self.placement = placement
         self.committed = 0
         self._map = mmap.mmap(fd, nbytes, mmap.MAP_SHARED)
         # A core dump of a crashed training run should not carry gigabytes of batches.
         self._advise(mmap.MADV_DONTDUMP, 0, nbytes)
+        if placement.wants_huge:
+            self._advise(mmap.MADV_HUGEPAGE, 0, nbytes)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.address: int = self.memory.__array_interface__["data"][0]
 
     @classmethod
-    def create(cls, nbytes: int, backing: str = "posix") -> Segment:
+    def create(cls, nbytes: int, backing: str = "posix", placement: Placement = ANYWHERE) -> Segment:
         """Reserve ``nbytes`` (rounded up to pages) in new shared memory. Commits nothing.
 
         ``backing`` is ``'posix'``, ``'memfd'`` or the path of a directory. Raises OSError if that cannot be had.
+        ``placement``: huge pages and NUMA node of what will be committed.
         """
         openers: dict[str, Callable[[], int]] = {"posix": _open_posix, "memfd": _open_memfd}
         opener = openers.get(backing)
@@ -103,7 +109,7 @@ class Segment:
         try:
             nbytes = round_up(nbytes)
             os.ftruncate(fd, nbytes)
-            return cls(fd, nbytes, backing, os.getpid())
+            return cls(fd, nbytes, backing, os.getpid(), placement)
         except BaseException:
             os.close(fd)
             raise
@@ -148,13 +154,21 @@ class Segment:
         if self._fd is None:
             raise ValueError("this segment is closed")
         try:
-            os.posix_fallocate(self._fd, offset, nbytes)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-                raise
+            run_on(self.placement.cpus, lambda: self._allocate(offset, nbytes))
+        except BaseException as error:  # an interrupt too: what is not counted must not stay
             self._advise(mmap.MADV_REMOVE, offset, nbytes)
-            raise SharedMemoryFull(nbytes, self.free_bytes(), self.where) from None
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise SharedMemoryFull(nbytes, self.free_bytes(), self.where) from None
+            raise
         self.committed += nbytes
+
+    def _allocate(self, offset: int, nbytes: int) -> None:
+        """Put memory behind a range. On a host that gives huge pages to those who ask, a fault asks, an allocation does
+        not."""
+        if self.placement.wants_huge and nbytes >= 2 * HUGE:  # smaller pieces hold no whole huge page for sure
+            populate(self.view(offset, nbytes))
+        assert self._fd is not None
+        os.posix_fallocate(self._fd, offset, nbytes)
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return ``nbytes`` bytes at ``offset`` as an array of its own. Never copies.
@@ -174,12 +188,24 @@ class Segment:
         self._advise(mmap.MADV_REMOVE, offset, nbytes)
         self.committed -= nbytes
 
-    def populate(self, offset: int, nbytes: int, write: bool = True) -> None:
-        """Map a committed part into this process in one call, so that its first use costs no page faults.
+    def trim(self, offset: int, nbytes: int, start: int, stop: int) -> None:
+        """Give back what huge pages reach over a piece, inside of ``[start, stop)``, where nothing else is committed.
 
-        Best effort: kernels before 5.14 cannot, and then the first use is slower, nothing else.
+        The page is split where the piece ends, so that memory is what ``committed`` says, to the byte.
         """
-        self._advise(MADV_POPULATE_WRITE if write else MADV_POPULATE_READ, offset, nbytes)
+        end = offset + nbytes
+        start, stop = max(start, offset // HUGE * HUGE), min(stop, round_up(end, HUGE))
+        if start < offset:
+            self._advise(mmap.MADV_REMOVE, start, offset - start)
+        if end < stop:
+            self._advise(mmap.MADV_REMOVE, end, stop - end)
+
+    def populate(self, offset: int, nbytes: int, threads: int | None = None) -> None:
+        """Map a committed part into this process, so that its first use costs no page faults. Changes no byte.
+
+        ``threads`` None: several for a large part. Best effort.
+        """
+        prefault(self.view(offset, nbytes), threads)
 
     def _advise(self, advice: int, offset: int, nbytes: int) -> None:
         try:

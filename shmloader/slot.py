@@ -43,13 +43,15 @@ MOVES: dict[tuple[str, str], str] = {
 class Slot:
     """A piece of the arena that one batch occupies: ``nbytes`` committed bytes at ``offset``."""
 
-    __slots__ = ("__weakref__", "index", "lease", "nbytes", "offset", "on_last_view_gone", "state")
+    __slots__ = ("__weakref__", "index", "lease", "mapped", "nbytes", "offset", "on_last_view_gone", "state")
 
     def __init__(self, index: int, offset: int, nbytes: int, returned: Callable[[Slot], None]) -> None:
         self.index = index
         self.offset = offset
         self.nbytes = nbytes
         self.state = FREE
+        self.mapped = False
+        """Whether the owner of the arena has mapped its pages, so that reading it costs no faults."""
         self.lease: weakref.ref[npt.NDArray[np.uint8]] | None = None
         self.on_last_view_gone: Callable[[object], None] = lambda _: returned(self)
 

@@ -23,10 +23,12 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
     (floor, frozenset(modules.split()))
     for floor, modules in (
         ("0  what goes wrong", "errors"),
+        ("0a what the kernel tells and does", "cgroups prefault"),
+        ("0b where pages lie", "placement"),
         (
             "1a facts and parts",
             (
-                "arena_stats cap cgroups compute_threads doorbell extents failure images interrupts "
+                "arena_stats cap compute_threads doorbell extents failure images interrupts "
                 "layout lifeline order pinning segment slot unequal"
             ),
         ),

@@ -64,3 +64,16 @@ def test_any_sequence_of_takes_and_gives_matches_a_set_of_units(moves):
             offset = sorted(taken)[choice % len(taken)]
             extents.give(offset, taken.pop(offset))
         assert extents.free == SIZE - sum(taken.values())
+
+
+def test_a_piece_reaches_over_the_free_pieces_that_touch_it():
+    """Free neighbours count, taken ones do not, and the piece itself may be free or taken meanwhile."""
+    extents = Extents(100)
+    places = [extents.take(10) for _ in range(6)]
+    assert places == [0, 10, 20, 30, 40, 50]
+    extents.give(10, 10)
+    extents.give(30, 10)
+    assert extents.reach(20, 10) == (10, 40)
+    assert extents.reach(0, 10) == (0, 20)
+    assert extents.reach(50, 10) == (50, 100)
+    assert extents.reach(40, 10) == (30, 50)

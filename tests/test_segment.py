@@ -130,12 +130,12 @@ def test_missing_space_is_an_error_with_numbers_and_nothing_stays(tmp_path):
 
 
 def test_populate_changes_no_byte():
-    """Mapping pages early is invisible, for reading and for writing."""
+    """Mapping pages early is invisible, by one thread or several."""
     segment = Segment.create(4 * PAGE)
     segment.commit(0, 4 * PAGE)
     segment.memory[: 4 * PAGE] = 9
     segment.populate(0, 4 * PAGE)
-    segment.populate(0, 4 * PAGE, write=False)
+    segment.populate(0, 4 * PAGE, threads=3)
     assert (segment.memory[: 4 * PAGE] == 9).all()
     segment.close()
 
