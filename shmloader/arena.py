@@ -23,7 +23,7 @@ import numpy.typing as npt
 from .arena_stats import ArenaStats
 from .cap import Cap
 from .errors import BatchTooLarge, SharedMemoryFull
-from .extents import Extents
+from .pieces import Pieces
 from .segment import PAGE, Segment, round_up
 from .slot import FREE, GRANTED, LENT, QUARANTINED, READY, Slot
 
@@ -42,7 +42,7 @@ class Arena:
         self.cap = cap
         self.slots_wanted = slots_wanted
         self.slot_bytes = slot_bytes
-        self._extents = Extents(segment.nbytes // PAGE)
+        self._pieces = Pieces(segment, cap)
         self._slots: dict[int, Slot] = {}
         self._free: list[Slot] = []  # last in, first out: the slot whose pages are warmest
         self._returned: deque[Slot] = deque()
@@ -60,50 +60,13 @@ class Arena:
 
         Control pages are less than a page per slot; the cap does not count them.
         """
-        nbytes = round_up(nbytes)
         with self._lock:
-            self.cap.add(-nbytes)
-            try:
-                return self._commit(nbytes)
-            except BaseException:
-                self.cap.add(nbytes)
-                raise
+            return self._pieces.take_uncounted(nbytes)
 
     def give_piece(self, offset: int, nbytes: int) -> None:
         """Give back what ``take_piece`` returned."""
-        nbytes = round_up(nbytes)
         with self._lock:
-            self._decommit(offset, nbytes)
-            self.cap.add(nbytes)
-
-    def _commit(self, nbytes: int) -> int:
-        room = self.cap.room()
-        if room is not None and nbytes > room:
-            raise SharedMemoryFull(nbytes, max(room, 0), f"arena_bytes={self.cap.limit}")
-        place = self._extents.take(nbytes // PAGE)
-        if place is None:
-            raise SharedMemoryFull(nbytes, self._extents.free * PAGE, "the reserved address range")
-        try:
-            self.segment.commit(place * PAGE, nbytes)
-        except BaseException:
-            self._extents.give(place, nbytes // PAGE)
-            raise
-        self._trim(place * PAGE, nbytes)
-        self.cap.add(nbytes)
-        return place * PAGE
-
-    def _decommit(self, offset: int, nbytes: int) -> None:
-        if not self.segment.closed:
-            self.segment.decommit(offset, nbytes)
-            self._trim(offset, nbytes)
-        self._extents.give(offset // PAGE, nbytes // PAGE)
-        self.cap.add(-nbytes)
-
-    def _trim(self, offset: int, nbytes: int) -> None:
-        """Give back what huge pages reach over a piece, as far as nobody has it: the cap counts pieces, not pages."""
-        if self.segment.placement.wants_huge:
-            start, stop = self._extents.reach(offset // PAGE, nbytes // PAGE)
-            self.segment.trim(offset, nbytes, start * PAGE, stop * PAGE)
+            self._pieces.give_uncounted(offset, nbytes)
 
     # --- a slot's life
 
@@ -181,14 +144,12 @@ class Arena:
         if surplus > len(free):
             return None
         victims = free[:surplus]
-        rooms = [room for room in (self.cap.room(), self.segment.room()) if room is not None]
-        if rooms:
-            room = min(rooms) + sum(slot.nbytes for slot in victims)
-            while room < nbytes and len(victims) < len(free):
-                room += free[len(victims)].nbytes
-                victims.append(free[len(victims)])
-            if room < nbytes and self._slots:
-                return None  # retiring slots would not help: keep them
+        room = self._pieces.room(nbytes) + sum(slot.nbytes for slot in victims)
+        while room < nbytes and len(victims) < len(free):
+            room += free[len(victims)].nbytes
+            victims.append(free[len(victims)])
+        if room < nbytes and self._slots:
+            return None  # retiring slots would not help: keep them
         for slot in victims:
             self._retire(slot)
         try:
@@ -199,7 +160,7 @@ class Arena:
             return None
 
     def _new(self, nbytes: int) -> Slot:
-        slot = Slot(self._made, self._commit(nbytes), nbytes, self._returned.append)
+        slot = Slot(self._made, self._pieces.take(nbytes), nbytes, self._returned.append)
         self._made += 1
         self._slots[slot.index] = slot
         return slot
@@ -216,7 +177,7 @@ class Arena:
         del self._slots[slot.index]
         if slot.mapped:
             self._mapped -= slot.nbytes
-        self._decommit(slot.offset, slot.nbytes)
+        self._pieces.give(slot.offset, slot.nbytes)
 
     def publish(self, slot: Slot) -> None:
         """The slot's worker has finished writing."""
@@ -315,7 +276,7 @@ class Arena:
             self._collect()
             for slot in self._slots.values():
                 if slot.state != LENT:
-                    self._decommit(slot.offset, slot.nbytes)
+                    self._pieces.give(slot.offset, slot.nbytes)
             if self._lent:
                 self.cap.adopt(self._returned, self._lent, self.segment.committed)
             else:

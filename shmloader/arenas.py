@@ -17,7 +17,8 @@ from .arena import Arena
 from .budget import plan_arena, slots_minimum
 from .cap import Cap
 from .errors import SharedMemoryFull
-from .limits import Limit, mount_limit, shared_memory_limit
+from .host_room import kept_back
+from .limits import Limit, Ranks, find_ranks, mount_limit, shared_memory_limit
 from .placement import place
 from .segment import HUGE, PAGE, SHM_ROOT, Segment, round_up
 
@@ -51,6 +52,14 @@ def choose_backing(requested: str, arena_bytes: int | None) -> tuple[str, Limit]
     if arena_bytes is not None and arena_bytes > binding.nbytes_free:
         raise SharedMemoryFull(arena_bytes, binding.nbytes_free, binding.where)
     return requested, binding
+
+
+def share_of(limit: Limit, ranks: Ranks) -> Limit:
+    """Return what one of the job's processes on this host may have of a limit: each has an arena of its own."""
+    if ranks.count == 1 or limit.unlimited:
+        return limit
+    name = f"{limit.name}, shared by {ranks.count} local ranks as {ranks.source} says"
+    return Limit(name, limit.nbytes_free // ranks.count, limit.nbytes_total // ranks.count, limit.source)
 
 
 class Arenas:
@@ -96,7 +105,8 @@ class Arenas:
         room = self._cap.room() if self.arena_bytes is not None else None
         backing, binding = choose_backing(self.backing, room)
         if self._cap.limit is None:
-            self._cap.limit = max(round_up(int(binding.nbytes_free * _SHARE)), PAGE)
+            free = share_of(binding, find_ranks()).nbytes_free
+            self._cap.limit = max(round_up(int(free * _SHARE)), PAGE)
         reserve = round_up(_SPREAD * max(self._cap.limit, 64 << 20))
         try:
             segment = self._create(reserve, backing)
@@ -128,9 +138,10 @@ class Arenas:
         """
         need = round_up(need)
         if not arena.slot_bytes:
-            binding = None
+            binding, keep = None, 0
             if self.arena_bytes is None:
-                binding = shared_memory_limit(directory_of(arena.segment.backing))
+                binding = share_of(shared_memory_limit(directory_of(arena.segment.backing)), find_ranks())
+                keep = kept_back(binding)
             plan = plan_arena(
                 slot_bytes=need,
                 slots=arena.slots_wanted,
@@ -138,6 +149,7 @@ class Arenas:
                 arena_bytes=self.arena_bytes,
                 binding=binding,
                 page=PAGE,
+                headroom=keep,
             )
             arena.slot_bytes, arena.slots_wanted = plan.slot_bytes, plan.slots
         elif need > arena.slot_bytes:

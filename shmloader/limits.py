@@ -36,6 +36,7 @@ __all__ = [
     "Limit",
     "Quota",
     "Ranks",
+    "find_ranks",
     "mount_limit",
     "read_limits",
     "shared_memory_limit",
@@ -180,7 +181,12 @@ def _cpus(groups: Groups) -> Cpus:
     return Cpus(max(1, usable), affinity, quota)
 
 
-def _ranks(explicit: int | None, environ: Mapping[str, str]) -> Ranks:
+def find_ranks(explicit: int | None = None, environ: Mapping[str, str] | None = None) -> Ranks:
+    """Return how many processes of this training job run on this host: ``explicit``, or what the launcher has set.
+
+    ``environ`` defaults to this process's. Raises ValueError if ``explicit`` is below 1.
+    """
+    environ = os.environ if environ is None else environ
     if explicit is not None:
         if explicit < 1:
             raise ValueError(f"local_ranks must be at least 1, not {explicit}")
@@ -230,7 +236,7 @@ def read_limits(
         memory=(*memory_limits(groups), _available_memory(meminfo, meminfo_path)),
         memlock=_memlock(),
         cpus=_cpus(groups),
-        local_ranks=_ranks(local_ranks, os.environ if environ is None else environ),
+        local_ranks=find_ranks(local_ranks, environ),
         numa_nodes=_numa_nodes(sys_root),
         huge_pages=_huge_pages(sys_root, meminfo),
     )

@@ -33,6 +33,8 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
             ),
         ),
         ("1b facts together", "limits mailbox witness"),
+        ("1c what the host has left", "host_room"),
+        ("1d memory taken and given back", "pieces"),
         ("2a slots and sizes", "arena budget"),
         ("2b all arenas of a loader, all that is under way in them", "arenas tickets"),
         ("3a data and batches", "packfile collate batch collates"),
