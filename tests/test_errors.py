@@ -42,6 +42,12 @@ CASES: dict[type[ShmLoaderError], tuple[dict[str, Any], tuple[str, ...], tuple[t
     errors.NotAPack: (PACK[0], (*PACK[1], "shmloader-pack"), (ValueError,)),
     errors.PackVersionError: (PACK[0], (*PACK[1], "upgrade"), (ValueError,)),
     errors.PackExists: (PACK[0], (*PACK[1], "overwrite"), (FileExistsError,)),
+    errors.PackInUse: (PACK[0], (*PACK[1], "another name"), (FileExistsError,)),
+    errors.ResumeRefused: (
+        {"path": "/data/a.lmdb.partial", "samples": 500, "why": "the options differ"},
+        ("/data/a.lmdb.partial", "500 samples", "the options differ", "--restart"),
+        (ValueError,),
+    ),
     errors.SampleMismatch: (
         {
             "index": 7,

@@ -63,11 +63,11 @@ def test_advice_is_given_where_a_file_is_large() -> None:
 
 
 @pytest.mark.parametrize("size", ["many", "giant"])
-def test_the_map_grows_by_itself(tmp_path: Path, size: str) -> None:
-    """D3: from 1 MiB, past many small samples or one of 30 MiB: count and checksums are right."""
+def test_no_size_is_stated_beforehand(tmp_path: Path, size: str) -> None:
+    """D3: no map size is given; many small samples or one of 30 MiB: count and checksums are right."""
     rng = np.random.default_rng(0)
     rows = [rng.bytes(1000 + i % 100) for i in range(20_000)] if size == "many" else [b"a", rng.bytes(30 << 20), b"b"]
-    with PackWriter(tmp_path / "p.lmdb", map_bytes=1 << 20, chunk_bytes=1 << 20) as writer:
+    with PackWriter(tmp_path / "p.lmdb", chunk_bytes=1 << 20) as writer:
         for row in rows:
             writer.add(row)
     packed = PackedDataset(tmp_path / "p.lmdb")

@@ -25,7 +25,17 @@ from .data import (
 )
 from .host import ArenaTooSmall, BatchTooLarge, CopiedOutWarning, ResourceError, SharedMemoryFull
 from .misuse import IteratorClosed, MissingExtra, MisuseError, SlotMisuse
-from .pack import NotAPack, PackDamaged, PackError, PackExists, PackNotFound, PackUnfinished, PackVersionError
+from .pack import (
+    NotAPack,
+    PackDamaged,
+    PackError,
+    PackExists,
+    PackInUse,
+    PackNotFound,
+    PackUnfinished,
+    PackVersionError,
+    ResumeRefused,
+)
 from .workers import WorkerDied, WorkerError, WorkerTimeout
 
 __all__ = [
@@ -42,10 +52,12 @@ __all__ = [
     "PackDamaged",
     "PackError",
     "PackExists",
+    "PackInUse",
     "PackNotFound",
     "PackUnfinished",
     "PackVersionError",
     "ResourceError",
+    "ResumeRefused",
     "SampleMismatch",
     "SharedMemoryFull",
     "ShmLoaderError",

@@ -50,3 +50,22 @@ class PackExists(PackError, FileExistsError):
     """The target of a packing run exists already and ``overwrite`` was not asked for."""
 
     hint = "choose another name, or ask for it to be replaced (--overwrite, overwrite=True)"
+
+
+class PackInUse(PackExists):
+    """Another process is writing a pack of this name at this moment."""
+
+    hint = "wait for it to end, or choose another name"
+
+
+class ResumeRefused(PackError, ValueError):
+    """An unfinished pack of this name was begun from other data or with other options; ``samples`` are in it."""
+
+    hint = "give the former data and options to finish it, or begin anew (--restart, restart=True)"
+
+    def __init__(self, path: str, samples: int, why: str) -> None:
+        ShmLoaderError.__init__(self, path, samples, why)
+        self.path, self.samples, self.why = path, samples, why
+
+    def _sentence(self) -> str:
+        return f"{self.path}: holds an unfinished pack with {self.samples} samples, but {self.why}"

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .block import BlockField
+from .outline import FieldOutline
 from .schema import Field
 from .values import Bytes, Value, describe
 
@@ -45,22 +47,31 @@ class Chunk:
 class Column:
     """Collects the rows of one field."""
 
-    def __init__(self, name: str, encoding: str | None, first: Value, chunk_bytes: int) -> None:
-        self.name = name
-        self.encoding = encoding
-        self.kind = first.kind
-        self.dtype = first.dtype
-        self.first_shape = first.array.shape
-        self.level = RAGGED if first.kind in ("str", "bytes") else FIXED
-        self._shape: list[int | None] = list(first.array.shape)
-        self._row_bytes = first.array.nbytes
+    def __init__(self, outline: FieldOutline, chunk_bytes: int) -> None:
+        self.name = outline.name
+        self.encoding = outline.encoding
+        self.kind = outline.kind
+        self.dtype = outline.dtype
+        self.first_shape = outline.shape
+        self.level = RAGGED if outline.kind in ("str", "bytes") else FIXED
+        self._shape: list[int | None] = list(outline.shape)
+        self._row_bytes = outline.row_bytes
         self._chunk_bytes = chunk_bytes
         self._buffer: Bytes = np.empty(chunk_bytes, np.uint8)
         self.nbytes = 0
         """Bytes waiting for the next chunk."""
         self.rows = 0
         """Rows waiting for the next chunk."""
-        self._shapes: list[tuple[int, ...]] = []  # of the waiting rows; only once the field is not fixed any more
+        self._shapes: list[Any] = []  # of the waiting rows; only once the field is not fixed any more
+
+    @property
+    def shape(self) -> list[int | None]:
+        """The shape of all rows so far; None for axes that vary."""
+        return list(self._shape)
+
+    def restore(self, level: int, shape: list[int | None]) -> None:
+        """Take up the form that rows of an earlier run have given it. Nothing waits."""
+        self.level, self._shape = level, list(shape)
 
     @property
     def fixed_row_bytes(self) -> int | None:
@@ -100,6 +111,27 @@ class Column:
         """Append many rows of a fixed field: contiguous, of this dtype, (n, *shape). Copies them."""
         self._append(rows)
         self.rows += len(rows)
+
+    def uniform_rows(self, shapes: npt.NDArray[np.int64]) -> int:
+        """Return how many of these rows (n, axes) from the first on can be added without changing a fixed field."""
+        if self.level != FIXED or not len(shapes) or not shapes.shape[1]:
+            return len(shapes)
+        odd = (shapes != np.array(self.first_shape, np.int64)).any(axis=1)
+        return int(odd.argmax()) if odd.any() else len(shapes)
+
+    def add_block(self, block: BlockField) -> bool:
+        """Append many checked rows; return whether that changed the field's form. Copies them."""
+        before = self.level
+        if self.level == FIXED and self.uniform_rows(block.shapes) < block.rows:
+            self._shapes = [self.first_shape] * self.rows
+            self.level = RAGGED
+        if self.level != FIXED:
+            for shape in (block.shapes.min(axis=0), block.shapes.max(axis=0)):
+                self._widen(tuple(shape.tolist()))
+            self._shapes += block.shapes.tolist()
+        self._append(block.values)
+        self.rows += block.rows
+        return self.level != before
 
     def _append(self, array: npt.NDArray[Any]) -> None:
         end = self.nbytes + array.nbytes

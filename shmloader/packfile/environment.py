@@ -1,10 +1,12 @@
-"""The LMDB file while it is being written: a temporary name, batches committed whole, a map that grows by itself.
+"""The file while it is being written: a temporary name, commits that are whole or not there, one rename at the end.
 
-    OUT.lmdb.partial ──commit, commit, ... ──▶ sealed, synced ──rename──▶ OUT.lmdb
+    OUT.lmdb.partial ──commit, commit, ... ──▶ put, put, ... settle: sealed, synced ──rename──▶ OUT.lmdb
+          ▲                                        │
+          └── killed, disk full: what is committed is kept; the next run goes on behind it
 
-Only whoever holds the flock of the partial file writes it. A killed packer's lock is gone with it, so that what it left
-is recognised and replaced by the next run. Every batch is kept by its caller until it is committed, so running out of
-map is a retry, not a loss.
+Only whoever holds the flock of the partial file writes it; a killed packer's lock is gone with it. Everything is
+appended: a commit that fails is cut off again, and the file is as before. What comes behind the last commit (the steps
+of sealing) is repeated by a run that resumes, so it needs no journal.
 """
 
 from __future__ import annotations
@@ -12,45 +14,78 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import lmdb
-
-from ..errors import NotAPack, PackError, PackExists, human_bytes
+from ..errors import NotAPack, PackError, PackExists, PackInUse, ResumeRefused, human_bytes
+from .journal import FIRST_PAGE, UNFINISHED, Commit, Stored, journal_pages, read_commits
+from .pages import HEAD_BYTES, PAGE_BYTES, meta_page, pages_for, tree_pages, value_head
 
 PARTIAL = ".partial"
 """Appended to the target's name while it is being written."""
 
-_FIRST_MAP_BYTES = 64 << 20
-_PAGE_ROOM = 1 << 20  # what the tree and its copies may need beside the values of one batch
-
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # of file systems that have none: then we trust the user
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-Item = tuple[bytes, Any]
+
+class Item(NamedTuple):
+    """One value to be written: its key, its bytes (anything with a buffer), and their CRC-32."""
+
+    key: bytes
+    data: Any
+    crc: int
+
+    @classmethod
+    def of(cls, key: bytes, data: Any) -> Item:
+        """Return an item with its checksum."""
+        return cls(key, data, zlib.crc32(data))
 
 
 class WriteEnvironment:
-    """Owns the partial file, its lock, and LMDB's handle on it. Exactly one of ``publish`` and ``discard`` ends it."""
+    """Owns the partial file and its lock. Exactly one of ``publish``, ``discard`` and ``keep`` ends it.
 
-    def __init__(self, target: str, *, overwrite: bool, map_bytes: int = _FIRST_MAP_BYTES) -> None:
+    ``fingerprint``: what the pack is made of. A partial file of the same fingerprint is gone on with: ``recovered`` are
+    its commits. One of another is refused with ResumeRefused, unless ``restart``. Without fingerprint nothing is
+    recovered, and the file cannot be resumed.
+    """
+
+    def __init__(self, target: str, *, overwrite: bool, fingerprint: str | None = None, restart: bool = False) -> None:
         self.target = os.path.abspath(target)
         self.path = self.target + PARTIAL
+        self.fingerprint = fingerprint
         self._overwrite = overwrite
         self._check_target()
         self._lock_fd: int | None = self._lock()
+        self._places: dict[bytes, Stored] = {}
+        self.recovered: list[Commit] = []
+        """Commits of an earlier run; the file goes on behind them."""
+        self._page = FIRST_PAGE
         try:
-            os.ftruncate(self._lock_fd, 0)  # what a killed packer left
-            self._env: lmdb.Environment | None = lmdb.open(
-                self.path, map_size=max(map_bytes, 1 << 20), subdir=False, lock=False, sync=False, mode=0o644
-            )
-        except lmdb.Error as error:
-            self._unlink()
-            raise PackError(self.path, f"cannot be written: {error}") from error
+            self._begin(self._lock_fd, restart)
+        except ResumeRefused:
+            self.keep()
+            raise
         except BaseException:
             self._unlink()
             raise
-        self.page_bytes = int(self._env.stat()["psize"])
+
+    def _begin(self, fd: int, restart: bool) -> None:
+        if self.fingerprint is not None and not restart:
+            self.recovered = read_commits(fd)
+        if self.recovered:
+            found = self.recovered[0].record.get("fingerprint")
+            if found != self.fingerprint:
+                done = int(self.recovered[-1].record["samples"])
+                raise ResumeRefused(self.path, done, "the data or the options have changed since")
+            for commit in self.recovered:
+                self._places.update(commit.values)
+            self._page = self.recovered[-1].end_page
+        else:
+            os.ftruncate(fd, 0)
+        start = UNFINISHED.ljust(FIRST_PAGE * PAGE_BYTES, b"\0")
+        self._write([start], 0, len(start))
+        os.ftruncate(fd, self._page * PAGE_BYTES)
 
     def _check_target(self) -> None:
         if os.path.isdir(self.target):
@@ -71,7 +106,7 @@ class WriteEnvironment:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(fd)
-                raise PackExists(self.path, "another process is packing to this name at this moment") from None
+                raise PackInUse(self.path, "another process is packing to this name at this moment") from None
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     os.close(fd)
@@ -81,65 +116,101 @@ class WriteEnvironment:
                     return fd
             except FileNotFoundError:
                 pass
-            os.close(
-                fd
-            )  # its former owner finished between our open and our lock: this is not the name's file any more
+            os.close(fd)  # its owner finished between our open and our lock: this is not the name's file any more
 
-    def commit(self, items: Sequence[Item], deleted: Iterable[bytes] = ()) -> None:
-        """Put ``items`` and delete the keys in ``deleted`` in one transaction, growing the map as often as needed."""
-        env = self._open_env()
-        deleted = list(deleted)
-        while True:
-            try:
-                with env.begin(write=True) as txn:
-                    for key in deleted:
-                        txn.delete(key)
-                    for key, value in items:
-                        txn.put(key, value)
-                return
-            except lmdb.MapFullError:
-                # The transaction is gone with all that it had put; the file is as before, so it is simply repeated.
-                self._grow(env, sum(len(value) for _, value in items))
-            except lmdb.Error as error:  # no space left, a limit on file sizes, a failing disk
-                raise PackError(self.path, f"cannot be written: {error}; {self._room(items)}") from error
-
-    def _room(self, items: Sequence[Item]) -> str:
-        """LMDB calls a full disk an input/output error: say how it stands, so that nobody looks for a broken one."""
-        there = os.statvfs(os.path.dirname(self.path))
-        need, free = sum(len(value) for _, value in items), there.f_bavail * there.f_frsize
-        return f"{human_bytes(need)} were to be written, {human_bytes(free)} are free there"
-
-    def _grow(self, env: lmdb.Environment, need: int) -> None:
-        size = int(env.info()["map_size"])
-        least = size + need + _PAGE_ROOM
-        for wanted in (max(2 * size, least), least):
-            try:
-                env.set_mapsize(-(-wanted // self.page_bytes) * self.page_bytes)
-                return
-            except (lmdb.Error, MemoryError, OverflowError) as error:
-                failure = error  # doubling may hit a limit on address space that the smaller step does not
-        raise PackError(self.path, f"its memory map cannot grow to {least} bytes: {failure}") from failure
-
-    def read(self, key: bytes) -> bytes | None:
-        """Return a copy of a committed value."""
-        with self._open_env().begin() as txn:
-            found = txn.get(key)
-            return None if found is None else bytes(found)
-
-    def _open_env(self) -> lmdb.Environment:
-        if self._env is None:
+    @property
+    def _fd(self) -> int:
+        if self._lock_fd is None:
             raise PackError(self.path, "has been closed")
-        return self._env
+        return self._lock_fd
+
+    @property
+    def committed(self) -> bool:
+        """Whether there is anything for a later run to go on with."""
+        return self._page > FIRST_PAGE
+
+    # --- values in ----------------------------------------------------------------------------------------------------
+
+    def commit(self, items: Sequence[Item], record: dict[str, Any]) -> None:
+        """Append ``items`` and the journal page that names them: all of it counts from now on, or nothing does."""
+        if not self._places and self.fingerprint is not None:
+            record = {"fingerprint": self.fingerprint, **record}
+        sizes = [(item.key, memoryview(item.data).nbytes, item.crc) for item in items]
+        journal, total = journal_pages(record, sizes, self._page)
+        page = self._page + len(journal) // PAGE_BYTES
+        stored: dict[bytes, Stored] = {}
+        for item, (key, nbytes, crc) in zip(items, sizes, strict=True):
+            self._write_value(page, item.data, nbytes)
+            stored[key] = Stored(page, nbytes, crc)
+            page += pages_for(nbytes)
+        self._write([journal], self._page * PAGE_BYTES, total * PAGE_BYTES)
+        self._page = page
+        self._places.update(stored)
+
+    def put(self, item: Item) -> None:
+        """Append one value, or write it anew, behind all commits: a step of sealing, which a resumed run repeats."""
+        nbytes = memoryview(item.data).nbytes
+        self._write_value(self._page, item.data, nbytes)
+        self._places[item.key] = Stored(self._page, nbytes, item.crc)
+        self._page += pages_for(nbytes)
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """Leave values out of the sealed file. Their pages stay where they are."""
+        for key in keys:
+            del self._places[key]
+
+    def read(self, key: bytes) -> bytes:
+        """Return a copy of a value."""
+        place = self._places[key]
+        parts, at, end = [], place.start, place.start + place.nbytes
+        while at < end:
+            part = os.pread(self._fd, end - at, at)  # the kernel reads at most 2 GiB at a time
+            if not part:
+                raise PackError(self.path, f"{end - at} bytes at {at} are gone: something else has cut it")
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
+
+    def _write_value(self, page: int, data: Any, nbytes: int) -> None:
+        end = pages_for(nbytes) * PAGE_BYTES
+        parts = [value_head(page, nbytes), data, bytes(end - nbytes - HEAD_BYTES)]
+        self._write(parts, page * PAGE_BYTES, end)
+
+    def _write(self, parts: Sequence[Any], at: int, need: int) -> None:
+        left = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
+        try:
+            while left:
+                done = os.pwritev(self._fd, left, at)
+                at += done
+                while left and done >= left[0].nbytes:
+                    done -= left.pop(0).nbytes
+                if done:
+                    left[0] = left[0][done:]
+        except OSError as error:  # no space left, a limit on file sizes, a failing disk
+            os.ftruncate(self._fd, self._page * PAGE_BYTES)
+            raise PackError(self.path, f"cannot be written: {error.strerror}; {self._room(error, need)}") from error
+
+    def _room(self, error: OSError, need: int) -> str:
+        there = os.statvfs(os.path.dirname(self.path))
+        free = there.f_bavail * there.f_frsize
+        text = f"{human_bytes(need)} were to be written, {human_bytes(free)} are free there"
+        return f"{text}: free some space" if error.errno in _FULL else text
+
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def settle(self) -> int:
-        """Close LMDB, cut what it does not use, sync the file; return its bytes. The partial file can be read then."""
-        env, self._env = self._open_env(), None
-        used = (int(env.info()["last_pgno"]) + 1) * self.page_bytes
-        env.close()
-        assert self._lock_fd is not None
-        os.truncate(self.path, used)
-        os.fsync(self._lock_fd)
-        return used
+        """Write the tree over all values and the meta pages, sync; return the file's bytes. It can be read then."""
+        values = [(key, place.page, place.nbytes) for key, place in sorted(self._places.items())]
+        pages, root = tree_pages(values, self._page)
+        self._write([b"".join(pages)], self._page * PAGE_BYTES, len(pages) * PAGE_BYTES)
+        last_page = self._page + len(pages) - 1
+        os.ftruncate(self._fd, (last_page + 1) * PAGE_BYTES)
+        os.fsync(self._fd)  # before the head says that all of it is there
+        value_pages = sum(pages_for(nbytes) for _, _, nbytes in values)
+        heads = [meta_page(number, root, len(values), value_pages, last_page) for number in (0, 1)]
+        self._write(heads, 0, len(heads) * PAGE_BYTES)
+        os.fsync(self._fd)
+        return (last_page + 1) * PAGE_BYTES
 
     def publish(self) -> None:
         """Give the settled file its name, for good: the directory is synced too."""
@@ -158,11 +229,14 @@ class WriteEnvironment:
             if fd is not None:
                 os.close(fd)
 
+    def keep(self) -> None:
+        """Close the partial file and leave it to a later run. Does nothing after ``publish`` or ``discard``."""
+        fd, self._lock_fd = self._lock_fd, None
+        if fd is not None:
+            os.close(fd)
+
     def discard(self) -> None:
-        """Remove the partial file. Does nothing after ``publish``."""
-        env, self._env = self._env, None
-        if env is not None:
-            env.close()
+        """Remove the partial file. Does nothing after ``publish`` or ``keep``."""
         if self._lock_fd is not None:
             self._unlink()
 

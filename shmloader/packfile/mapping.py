@@ -29,11 +29,11 @@ import numpy.typing as npt
 
 from ..errors import NotAPack, PackDamaged, PackError, PackNotFound, PackUnfinished, PackVersionError
 from .environment import PARTIAL
+from .journal import UNFINISHED
 from .schema import (
     CHUNK_COLUMNS,
     FORMAT,
     MANIFEST_KEY,
-    PROGRESS_KEY,
     SEAL_KEY,
     VERSION,
     ChunkTable,
@@ -106,8 +106,6 @@ class OpenPack:
     def _manifest(self, values: dict[bytes, Place]) -> tuple[Manifest, str]:
         text, seal = self._value(values, MANIFEST_KEY), self._value(values, SEAL_KEY)
         if text is None or seal is None:
-            if PROGRESS_KEY in values:
-                raise PackUnfinished(self.path, "was never sealed: its packer was killed, or is still at work")
             raise NotAPack(self.path, "is an LMDB file, but not a pack: it has no manifest")
         try:
             data = json.loads(text.decode("utf-8", "surrogatepass"))
@@ -194,6 +192,8 @@ def _check_head(path: str, fd: int, size: int) -> Meta:
     if size == 0:
         raise NotAPack(path, "is empty")
     head = os.pread(fd, HEAD_BYTES, 0)
+    if head.startswith(UNFINISHED[: len(head)]):
+        raise PackUnfinished(path, "was never sealed: its packer was killed, or is still at work")
     if not is_meta(head):
         raise NotAPack(path, "is no LMDB file")
     if data_version(head) != DATA_VERSION:

@@ -9,10 +9,9 @@
     FFFF/o/CCCCCCCCCC       ragged: rows + 1 offsets (uint32) into this chunk's values, in elements of the first axis;
                             where several axes vary: in single numbers
     FFFF/s/CCCCCCCCCC       where several axes vary: the shape of each row (uint32)
-    progress                while packing only: samples and chunks committed so far, as JSON
 
-F and C are hexadecimal. All numbers are little-endian. A chunk is padded so that LMDB gives it pages of its own: then
-its place is fixed, and 16 bytes off a page border.
+F and C are hexadecimal. All numbers are little-endian. Every value has pages of its own, so that its place is 16 bytes
+off a page border.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ VERSION = 1
 
 MANIFEST_KEY = b"manifest"
 SEAL_KEY = b"seal"
-PROGRESS_KEY = b"progress"
 
 CHUNK_COLUMNS = ("chunk", "first_row", "rows", "value_bytes", "value_crc", "offset_crc", "shape_crc")
 """Columns of a field's table, all int64. ``chunk`` is its number in the keys; the checksum of a missing part is 0."""

@@ -8,7 +8,6 @@ given up stay in the file: therefore only fields are joined that together are a 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -17,10 +16,8 @@ import numpy.typing as npt
 
 from .columns import FIXED, FREE, Chunk, Column, ends, power_of_two
 from .environment import Item, WriteEnvironment
+from .pages import PAGE_BYTES
 from .schema import CHUNK_COLUMNS, ChunkTable, chunk_key
-from .values import Bytes
-
-Padded = Callable[[npt.NDArray[Any]], Bytes]
 
 _JOINED_SHARE = 0.02
 """At most this share of the payload is written a second time."""
@@ -53,6 +50,10 @@ class ChunkRecord:
             level,
         )
 
+    def values(self) -> list[int]:
+        """Return its fields in their order."""
+        return list(astuple(self))
+
 
 def table_of(records: list[ChunkRecord]) -> ChunkTable:
     """Return the records as the table that is stored."""
@@ -60,7 +61,7 @@ def table_of(records: list[ChunkRecord]) -> ChunkTable:
     return np.array(rows, np.int64).reshape(len(records), len(CHUNK_COLUMNS))
 
 
-def upgrade(env: WriteEnvironment, number: int, column: Column, records: list[ChunkRecord], padded: Padded) -> None:
+def upgrade(env: WriteEnvironment, number: int, column: Column, records: list[ChunkRecord]) -> None:
     """Write offsets (and shapes) for the chunks of field ``number`` that were written when it was still simpler."""
     for i, record in enumerate(records):
         if record.level == column.level:
@@ -71,7 +72,6 @@ def upgrade(env: WriteEnvironment, number: int, column: Column, records: list[Ch
         else:
             offsets = _stored(env, chunk_key(number, "o", record.chunk), record.rows + 1)
             lengths = (offsets[1:] - offsets[:-1]).astype(np.uint64)
-        items: list[Item] = []
         shapes = None
         if column.level == FREE:
             # While it was fixed or ragged, all axes but the first were those of the first row.
@@ -79,10 +79,9 @@ def upgrade(env: WriteEnvironment, number: int, column: Column, records: list[Ch
             shapes[:, 0] = lengths
             shapes[:, 1:] = shape[1:]
             lengths = lengths * np.uint64(np.prod(shape[1:], dtype=np.uint64))
-            items.append((chunk_key(number, "s", record.chunk), padded(shapes)))
+            env.put(Item.of(chunk_key(number, "s", record.chunk), shapes))
         offsets = ends(lengths)
-        items.append((chunk_key(number, "o", record.chunk), padded(offsets)))
-        env.commit(items)
+        env.put(Item.of(chunk_key(number, "o", record.chunk), offsets))
         records[i] = replace(
             record,
             offset_crc=zlib.crc32(offsets.data),
@@ -92,9 +91,7 @@ def upgrade(env: WriteEnvironment, number: int, column: Column, records: list[Ch
 
 
 def _stored(env: WriteEnvironment, key: bytes, count: int) -> npt.NDArray[np.uint32]:
-    found = env.read(key)
-    assert found is not None
-    return np.frombuffer(found, np.uint32, count)
+    return np.frombuffer(env.read(key), np.uint32, count)
 
 
 def merge_small(
@@ -103,7 +100,6 @@ def merge_small(
     records: list[list[ChunkRecord]],
     chunk_bytes: int,
     payload_bytes: int,
-    padded: Padded,
 ) -> None:
     """Join the chunks of the smallest fixed fields into chunks of up to ``chunk_bytes``. Changes ``records``."""
     sizes = sorted(
@@ -112,24 +108,22 @@ def merge_small(
         if column.level == FIXED and len(records[number]) > 1
     )
     allowed = int(payload_bytes * _JOINED_SHARE)
-    for size, number in sizes:
-        given_up = sum(max(env.page_bytes, record.value_bytes) for record in records[number])
+    for _, number in sizes:
+        given_up = sum(max(PAGE_BYTES, record.value_bytes) for record in records[number])
         if given_up > allowed:
             break
         allowed -= given_up
         row_bytes = columns[number].fixed_row_bytes or 0
         rows = power_of_two(chunk_bytes, row_bytes)
-        records[number] = _merge(env, number, records[number], size, row_bytes, rows, padded)
+        records[number] = _merge(env, number, records[number], row_bytes, rows)
 
 
 def _merge(
     env: WriteEnvironment,
     number: int,
     old: list[ChunkRecord],
-    size: int,
     row_bytes: int,
     rows_per_chunk: int,
-    padded: Padded,
 ) -> list[ChunkRecord]:
     made: list[ChunkRecord] = []
     count = old[-1].first_row + old[-1].rows
@@ -138,9 +132,7 @@ def _merge(
     following = old[-1].chunk + 1
     pending = bytearray()
     for record in old:
-        found = env.read(chunk_key(number, "v", record.chunk))
-        assert found is not None
-        pending += memoryview(found)[: record.value_bytes]
+        pending += env.read(chunk_key(number, "v", record.chunk))
         last = record is old[-1]
         while len(pending) >= rows_per_chunk * row_bytes or (last and pending):
             values = np.frombuffer(bytes(pending[: rows_per_chunk * row_bytes]), np.uint8)
@@ -148,6 +140,6 @@ def _merge(
             chunk = Chunk(len(values) // row_bytes, values, None, None)
             first_row = made[-1].first_row + made[-1].rows if made else 0
             made.append(ChunkRecord.of(following + len(made), first_row, FIXED, chunk))
-            env.commit([(chunk_key(number, "v", made[-1].chunk), padded(values))])
-    env.commit([], deleted=[chunk_key(number, "v", record.chunk) for record in old])
+            env.put(Item(chunk_key(number, "v", made[-1].chunk), values, made[-1].value_crc))
+    env.drop([chunk_key(number, "v", record.chunk) for record in old])
     return made

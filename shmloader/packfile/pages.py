@@ -1,0 +1,123 @@
+"""The pages of a finished LMDB file: heads of values, the tree above them, the meta pages. Pure: numbers in, bytes out.
+
+    0, 1     meta pages, equal but for their transaction number        written last
+    2 ...    values, each with pages of its own, in the order in which they were packed
+    n ...    leaf pages: key ─▶ first page and size of a value, sorted by key
+    m ...    branch pages, level by level, up to one root
+
+A pack is written front to back and never changed, so LMDB's own writer, which copies and recycles pages, is not used:
+its pages depend on the history of a file (reopening one after a crash included), and these on the values alone. What a
+page looks like is LMDB's data version 1, drawn in tree.py; the tests read the result with LMDB itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .tree import DATA_VERSION, MAGIC
+
+PAGE_BYTES = 4096
+"""Also where the system's own pages are larger: a pack is the same file on every machine."""
+
+HEAD_BYTES = 16
+_LEAF, _BRANCH, _OVERFLOW, _META = 0x02, 0x01, 0x04, 0x08
+_BIG = 0x01
+_NO_PAGE = 2**64 - 1
+_FREE_FLAGS = 0x4008  # of the (empty) list of free pages: integer keys; and that the file has no folder of its own
+LONGEST_KEY = 511
+
+
+@dataclass(frozen=True)
+class Root:
+    """Where the tree begins, and how large it is. An empty one has depth 0."""
+
+    page: int
+    depth: int
+    branches: int
+    leaves: int
+
+
+def pages_for(nbytes: int) -> int:
+    """Return how many pages a value of ``nbytes`` takes, its head included."""
+    return -(-(HEAD_BYTES + nbytes) // PAGE_BYTES)
+
+
+def value_head(page: int, nbytes: int) -> bytes:
+    """Return what stands before a value that begins on ``page``."""
+    return struct.pack("<QHHI", page, 0, _OVERFLOW, pages_for(nbytes))
+
+
+def tree_pages(values: Iterable[tuple[bytes, int, int]], first_page: int) -> tuple[list[bytes], Root]:
+    """Return the pages of the tree over ``values`` (key, first page, bytes), which begin at ``first_page``; its root.
+
+    ``values`` are sorted by key, each key once.
+    """
+    nodes = [
+        (key, struct.pack("<HHHH", size & 0xFFFF, size >> 16, _BIG, len(key)) + key + struct.pack("<Q", page))
+        for key, page, size in values
+    ]
+    made: list[bytes] = []
+    depth = leaves = branches = 0
+    kind = _LEAF
+    while nodes and (depth == 0 or len(nodes) > 1):
+        above: list[tuple[bytes, bytes]] = []
+        for group in _groups(nodes):
+            number = first_page + len(made)
+            made.append(_page(number, kind, [node for _, node in group]))
+            above.append((group[0][0], _child(number, group[0][0])))
+        if kind == _LEAF:
+            leaves = len(made)
+        else:
+            branches = len(made) - leaves
+        nodes, kind, depth = above, _BRANCH, depth + 1
+    return made, Root(first_page + len(made) - 1 if made else _NO_PAGE, depth, branches, leaves)
+
+
+def _child(number: int, key: bytes) -> bytes:
+    return struct.pack("<HHHH", number & 0xFFFF, number >> 16 & 0xFFFF, number >> 32, len(key)) + key
+
+
+def _size(node: bytes) -> int:
+    return len(node) + len(node) % 2 + 2  # nodes begin at even places; and a slot
+
+
+def _groups(nodes: list[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+    groups: list[list[tuple[bytes, bytes]]] = []
+    room = 0
+    for key, node in nodes:
+        if _size(node) > room:
+            groups.append([])
+            room = PAGE_BYTES - HEAD_BYTES
+        groups[-1].append((key, node))
+        room -= _size(node)
+    if len(groups) > 1 and len(groups[-1]) == 1:  # LMDB wants two nodes on a branch page
+        groups[-1].insert(0, groups[-2].pop())
+    return groups
+
+
+def _page(number: int, kind: int, nodes: list[bytes]) -> bytes:
+    if kind == _BRANCH:  # its first node stands for everything below the second, and has no key
+        nodes = [nodes[0][:6] + b"\0\0", *nodes[1:]]
+    page = bytearray(PAGE_BYTES)
+    upper = PAGE_BYTES
+    for i, node in enumerate(nodes):
+        upper -= len(node) + len(node) % 2
+        page[upper : upper + len(node)] = node
+        struct.pack_into("<H", page, HEAD_BYTES + 2 * i, upper)
+    struct.pack_into("<QHHHH", page, 0, number, 0, kind, HEAD_BYTES + 2 * len(nodes), upper)
+    return bytes(page)
+
+
+def meta_page(number: int, root: Root, entries: int, value_pages: int, last_page: int) -> bytes:
+    """Return meta page 0 or 1 of a file whose last page is ``last_page``."""
+    page = bytearray(PAGE_BYTES)
+    struct.pack_into("<QHHI", page, 0, number, 0, _META, 0)
+    struct.pack_into("<IIQQ", page, 16, MAGIC, DATA_VERSION, 0, (last_page + 1) * PAGE_BYTES)
+    struct.pack_into("<IHHQQQQQ", page, 40, PAGE_BYTES, _FREE_FLAGS, 0, 0, 0, 0, 0, _NO_PAGE)
+    struct.pack_into(
+        "<IHHQQQQQ", page, 88, 0, 0, root.depth, root.branches, root.leaves, value_pages, entries, root.page
+    )
+    struct.pack_into("<QQ", page, 136, last_page, number)  # the transaction: the second page counts
+    return bytes(page)
