@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ..errors import NotAPack, PackError, PackExists, PackInUse, ResumeRefused, human_bytes
 from .journal import FIRST_PAGE, UNFINISHED, Commit, Stored, journal_pages, read_commits
-from .pages import HEAD_BYTES, PAGE_BYTES, meta_page, pages_for, tree_pages, value_head
+from .pages import HEAD_BYTES, PAGE_BYTES, Root, free_list, meta_page, pages_for, tree_pages, value_head
 
 PARTIAL = ".partial"
 """Appended to the target's name while it is being written."""
@@ -200,17 +200,36 @@ class WriteEnvironment:
 
     def settle(self) -> int:
         """Write the tree over all values and the meta pages, sync; return the file's bytes. It can be read then."""
+        # In the order of their keys, as the tree is; what no value has is LMDB's to use again.
         values = [(key, place.page, place.nbytes) for key, place in sorted(self._places.items())]
-        pages, root = tree_pages(values, self._page)
-        self._write([b"".join(pages)], self._page * PAGE_BYTES, len(pages) * PAGE_BYTES)
-        last_page = self._page + len(pages) - 1
-        os.ftruncate(self._fd, (last_page + 1) * PAGE_BYTES)
+        unused = self._unused()
+        main, free = self._append_tree(values), self._append_tree([])
+        if unused:
+            key, pages = free_list(unused)
+            self._write_value(self._page, pages, len(pages))
+            first, self._page = self._page, self._page + pages_for(len(pages))
+            free = self._append_tree([(key, first, len(pages))])
+        os.ftruncate(self._fd, self._page * PAGE_BYTES)
         os.fsync(self._fd)  # before the head says that all of it is there
-        value_pages = sum(pages_for(nbytes) for _, _, nbytes in values)
-        heads = [meta_page(number, root, len(values), value_pages, last_page) for number in (0, 1)]
+        heads = [meta_page(number, free, main, self._page - 1) for number in (0, 1)]
         self._write(heads, 0, len(heads) * PAGE_BYTES)
         os.fsync(self._fd)
-        return (last_page + 1) * PAGE_BYTES
+        return self._page * PAGE_BYTES
+
+    def _append_tree(self, values: list[tuple[bytes, int, int]]) -> Root:
+        pages, root = tree_pages(values, self._page)
+        self._write([b"".join(pages)], self._page * PAGE_BYTES, len(pages) * PAGE_BYTES)
+        self._page += len(pages)
+        return root
+
+    def _unused(self) -> list[int]:
+        """Return the pages so far that belong to no value: journal pages, values given up."""
+        unused: list[int] = []
+        at = FIRST_PAGE
+        for place in sorted(self._places.values(), key=lambda place: place.page):
+            unused += range(at, place.page)
+            at = place.page + pages_for(place.nbytes)
+        return unused + list(range(at, self._page))
 
     def publish(self) -> None:
         """Give the settled file its name, for good: the directory is synced too."""

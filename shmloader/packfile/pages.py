@@ -4,6 +4,7 @@
     2 ...    values, each with pages of its own, in the order in which they were packed
     n ...    leaf pages: key ─▶ first page and size of a value, sorted by key
     m ...    branch pages, level by level, up to one root
+    o ...    the list of pages that nothing refers to, if there are some, and the tree over that one value
 
 A pack is written front to back and never changed, so LMDB's own writer, which copies and recycles pages, is not used:
 its pages depend on the history of a file (reopening one after a crash included), and these on the values alone. What a
@@ -13,7 +14,7 @@ page looks like is LMDB's data version 1, drawn in tree.py; the tests read the r
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .tree import DATA_VERSION, MAGIC
@@ -25,18 +26,26 @@ HEAD_BYTES = 16
 _LEAF, _BRANCH, _OVERFLOW, _META = 0x02, 0x01, 0x04, 0x08
 _BIG = 0x01
 _NO_PAGE = 2**64 - 1
-_FREE_FLAGS = 0x4008  # of the (empty) list of free pages: integer keys; and that the file has no folder of its own
+_FREE_FLAGS = 0x4008  # of the tree of free pages: integer keys; and that the file has no folder of its own
 LONGEST_KEY = 511
 
 
 @dataclass(frozen=True)
 class Root:
-    """Where the tree begins, and how large it is. An empty one has depth 0."""
+    """Where a tree begins, and how large it is. An empty one has depth 0."""
 
     page: int
     depth: int
     branches: int
     leaves: int
+    entries: int
+    value_pages: int
+    """Pages of its values together."""
+
+    def pack(self, pad: int, flags: int) -> bytes:
+        """Return it as a meta page holds it."""
+        numbers = (self.branches, self.leaves, self.value_pages, self.entries, self.page)
+        return struct.pack("<IHHQQQQQ", pad, flags, self.depth, *numbers)
 
 
 def pages_for(nbytes: int) -> int:
@@ -49,7 +58,13 @@ def value_head(page: int, nbytes: int) -> bytes:
     return struct.pack("<QHHI", page, 0, _OVERFLOW, pages_for(nbytes))
 
 
-def tree_pages(values: Iterable[tuple[bytes, int, int]], first_page: int) -> tuple[list[bytes], Root]:
+def free_list(pages: Iterable[int]) -> tuple[bytes, bytes]:
+    """Return (key, value) that stand for pages that nothing refers to, in LMDB's second tree."""
+    numbers = sorted(pages, reverse=True)
+    return struct.pack("<Q", 1), struct.pack(f"<{len(numbers) + 1}Q", len(numbers), *numbers)
+
+
+def tree_pages(values: Sequence[tuple[bytes, int, int]], first_page: int) -> tuple[list[bytes], Root]:
     """Return the pages of the tree over ``values`` (key, first page, bytes), which begin at ``first_page``; its root.
 
     ``values`` are sorted by key, each key once.
@@ -72,7 +87,9 @@ def tree_pages(values: Iterable[tuple[bytes, int, int]], first_page: int) -> tup
         else:
             branches = len(made) - leaves
         nodes, kind, depth = above, _BRANCH, depth + 1
-    return made, Root(first_page + len(made) - 1 if made else _NO_PAGE, depth, branches, leaves)
+    value_pages = sum(pages_for(size) for _, _, size in values)
+    root = first_page + len(made) - 1 if made else _NO_PAGE
+    return made, Root(root, depth, branches, leaves, len(values), value_pages)
 
 
 def _child(number: int, key: bytes) -> bytes:
@@ -110,14 +127,10 @@ def _page(number: int, kind: int, nodes: list[bytes]) -> bytes:
     return bytes(page)
 
 
-def meta_page(number: int, root: Root, entries: int, value_pages: int, last_page: int) -> bytes:
-    """Return meta page 0 or 1 of a file whose last page is ``last_page``."""
-    page = bytearray(PAGE_BYTES)
-    struct.pack_into("<QHHI", page, 0, number, 0, _META, 0)
-    struct.pack_into("<IIQQ", page, 16, MAGIC, DATA_VERSION, 0, (last_page + 1) * PAGE_BYTES)
-    struct.pack_into("<IHHQQQQQ", page, 40, PAGE_BYTES, _FREE_FLAGS, 0, 0, 0, 0, 0, _NO_PAGE)
-    struct.pack_into(
-        "<IHHQQQQQ", page, 88, 0, 0, root.depth, root.branches, root.leaves, value_pages, entries, root.page
-    )
-    struct.pack_into("<QQ", page, 136, last_page, number)  # the transaction: the second page counts
-    return bytes(page)
+def meta_page(number: int, free: Root, main: Root, last_page: int) -> bytes:
+    """Return meta page 0 or 1 of a file whose last page is ``last_page``; the trees of free pages and of values."""
+    page = struct.pack("<QHHI", number, 0, _META, 0)
+    page += struct.pack("<IIQQ", MAGIC, DATA_VERSION, 0, (last_page + 1) * PAGE_BYTES)
+    page += free.pack(PAGE_BYTES, _FREE_FLAGS) + main.pack(0, 0)
+    page += struct.pack("<QQ", last_page, number)  # the number of the transaction: of two pages, the second counts
+    return page.ljust(PAGE_BYTES, b"\0")
