@@ -7,9 +7,12 @@ slots.
 """
 
 from .arena_stats import ArenaStats
+from .badsamples import BadSample
 from .collates import JaggedCollate, ListCollate, PaddedCollate, collate_jagged, collate_list, collate_padded
 from .errors import (
+    AllSamplesBad,
     ArenaTooSmall,
+    BadSampleWarning,
     BatchTooLarge,
     CopiedOutWarning,
     DataError,
@@ -17,6 +20,7 @@ from .errors import (
     IteratorClosed,
     MisuseError,
     NotAPack,
+    OomKills,
     PackDamaged,
     PackError,
     PackExists,
@@ -32,6 +36,7 @@ from .errors import (
     UnsupportedField,
     WorkerDied,
     WorkerError,
+    WorkerStuckWarning,
     WorkerTimeout,
 )
 from .loader import DataLoader, LoaderStats
@@ -40,8 +45,11 @@ from .packfile import PackedDataset, PackReport, pack
 __version__ = "0.1.0"
 
 __all__ = [
+    "AllSamplesBad",
     "ArenaStats",
     "ArenaTooSmall",
+    "BadSample",
+    "BadSampleWarning",
     "BatchTooLarge",
     "CopiedOutWarning",
     "DataError",
@@ -53,6 +61,7 @@ __all__ = [
     "LoaderStats",
     "MisuseError",
     "NotAPack",
+    "OomKills",
     "PackDamaged",
     "PackError",
     "PackExists",
@@ -71,6 +80,7 @@ __all__ = [
     "UnsupportedField",
     "WorkerDied",
     "WorkerError",
+    "WorkerStuckWarning",
     "WorkerTimeout",
     "collate_jagged",
     "collate_list",

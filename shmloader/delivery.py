@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
 from .arena import Arena
+from .badsamples import BadSamples, Flaws
 from .batch import Build, compile_layout
 from .errors import CopiedOutWarning, human_bytes
 from .slot import Slot
@@ -35,6 +36,10 @@ class Counters:
     """Bytes that workers copied into slots because they were not born there."""
     payload_bytes: int = 0
     """Bytes of all batches' slots in use."""
+    restarts: int = 0
+    """Workers that were started in place of dead ones."""
+    bad: BadSamples = field(default_factory=BadSamples)
+    """Samples that were left out or replaced."""
 
 
 class Delivery:
@@ -53,7 +58,11 @@ class Delivery:
 
     def build_of(self, worker: int, number: int, layout: npt.NDArray[Any]) -> Build:
         """Return the builder of a layout from its pickle, and keep it under the worker's ``number``, if not -1."""
-        build = compile_layout(pickle.loads(layout.data))
+        root = pickle.loads(layout.data)
+        if type(root) is Flaws:
+            self._counters.bad.add(root.bad)
+            root = root.root
+        build = compile_layout(root)
         if number >= 0:
             self._builds[worker, number] = build
         return build

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from .mailbox import WORK
+from .mailbox import WORK, label_of
 from .pool import Pool
 from .slot import Slot
 from .tickets import Task, encode_indices
@@ -46,7 +46,8 @@ class Dispatcher:
         self._in_order = in_order
         self._iterable = iterable
         self._batched = batched
-        self._sent = 0
+        self.sent = 0
+        """How many tickets were handed out: the number of the next batch."""
         self._order_ended = False
         self._stash: Any = None  # indices that were drawn and not sent yet, in a tuple
         self._chosen: int | None = None  # and the worker whose turn it was
@@ -107,19 +108,38 @@ class Dispatcher:
         return None
 
     def _send(self, worker: int, slot: Slot, indices: Any) -> bool:
-        """Write the indices into the slot and send the ticket. False: no slot is large enough; this one is free."""
-        kind, count, blob = encode_indices(indices, iterable=self._iterable, batched=self._batched)
+        """Send a new ticket. False: no slot is large enough for its indices; this one is free."""
+        task = Task(worker, slot, indices)
+        if not self._write(self.sent, task):
+            return False
+        self._tasks[self.sent] = task
+        self._loads[worker] += 1
+        self.sent += 1
+        return True
+
+    def _write(self, batch: int, task: Task) -> bool:
+        """Write a task's indices into its slot and send the ticket. False: see ``_send``."""
+        slot = task.slot
+        assert slot is not None
+        kind, count, blob = encode_indices(task.indices, iterable=self._iterable, batched=self._batched)
         if len(blob) > slot.nbytes:
             self._arena.reclaim(slot)
             larger = self._arena.grant(len(blob))
+            task.slot = larger
             if larger is None:
                 return False
             slot = larger
         if blob:
             self._bytes[slot.offset : slot.offset + len(blob)] = blob
-        batch = self._sent
-        self._pool.outboxes[worker].send((WORK, batch, slot.index, slot.offset, slot.nbytes, kind, count, self._epoch))
-        self._tasks[batch] = Task(worker, slot, indices)
-        self._loads[worker] += 1
-        self._sent += 1
+        ticket = (WORK, batch, slot.index, slot.offset, slot.nbytes, kind, count, self._epoch)
+        self._pool.outboxes[task.worker].send(ticket)
         return True
+
+    def send_again(self, batch: int, task: Task) -> bool:
+        """Send a ticket to the successor of the worker that held it. False: there is no slot for its indices now."""
+        task.begin_again()
+        return self._write(batch, task)
+
+    def label(self, batch: int) -> int:
+        """Return the number of a ticket in its worker's life."""
+        return label_of(self._epoch, batch)

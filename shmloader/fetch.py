@@ -9,6 +9,7 @@ function.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,15 @@ from typing import Any
 from torch.utils.data import default_collate
 from torch.utils.data.dataloader import _DatasetKind
 
+from .badsamples import RAISE, SKIP, Avoid, BadSample
 from .collate import SlotWriter, collate_in_place, in_place_collate_map
+from .errors import AllSamplesBad
 from .redirect import Redirect
 from .unequal import explain_unequal
+
+
+class NothingLeft(Exception):
+    """All samples of a batch are bad and left out: there is no batch. ``Fetcher.bad`` tells them."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class Recipe:
     """Whether indices come in batches."""
     collate_fn: Callable[[Any], Any]
     drop_last: bool
+    on_bad_sample: str = RAISE
+    """What becomes of samples that cannot be had: see badsamples.py."""
 
     @property
     def default_collation(self) -> bool:
@@ -62,6 +71,8 @@ class Fetcher:
             and not getattr(dataset, "__getitems__", None)
         )
         self.failed_index: Any = None
+        self.bad: list[BadSample] = []
+        """The samples that were left out of the last batch, or replaced."""
         self.renew()
 
     def renew(self) -> None:
@@ -119,6 +130,8 @@ class Fetcher:
         self._indices = indices
         self.failed_index = None
         try:
+            if self._recipe.on_bad_sample != RAISE:
+                return self._fetch_good(indices)
             if not self._by_item:
                 return self._stock.fetch(indices)
             samples = []
@@ -132,3 +145,68 @@ class Fetcher:
             return self._collate(samples)
         finally:
             self._writer = self._indices = None
+
+    # --- with bad samples left out or replaced
+
+    def _fetch_good(self, indices: Any) -> Any:
+        """As ``fetch`` of a map-style dataset, by the policy for bad samples. Raises NothingLeft, AllSamplesBad."""
+        dataset, self.bad = self._recipe.dataset, []
+        indices, why = indices if isinstance(indices, Avoid) else (indices, {})
+        if not self._recipe.auto_collation:
+            return self._collate(self._good_ones([indices], why)[0])
+        if not self._by_item and not why:
+            try:
+                samples = dataset.__getitems__(indices)
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001 - the user's code; asked one by one, the bad ones tell themselves
+                samples = None
+            if samples is not None:
+                return self._collate(samples)
+        samples = self._good_ones(indices, why)
+        self._indices = None if self.bad else indices  # positions are not those of the indices any more
+        return self._collate(samples)
+
+    def _good_ones(self, indices: Any, why: dict[int, str]) -> list[Any]:
+        dataset = self._recipe.dataset
+        samples: dict[int, Any] = {}
+        bad: dict[int, BadSample] = {}
+        for position, index in enumerate(indices):
+            if position in why:
+                bad[position] = BadSample(index, why[position])
+                continue
+            try:
+                samples[position] = dataset[index]
+            except MemoryError:  # the host's fault, not the sample's
+                self.failed_index = index
+                raise
+            except Exception as error:  # noqa: BLE001 - the user's code, told by stats()
+                bad[position] = BadSample.of(index, error)
+        if bad and self._recipe.on_bad_sample == SKIP:
+            self.bad = list(bad.values())
+            if not samples:
+                raise NothingLeft
+        elif bad:
+            good = sorted(samples)
+            for position in bad:
+                self._replace(indices, position, good, samples, bad)
+            self.bad = list(bad.values())
+            if not samples:
+                raise AllSamplesBad(tuple(indices), self.bad[0].error)
+        return [samples[position] for position in sorted(samples)]
+
+    def _replace(
+        self, indices: Any, position: int, good: list[int], samples: dict[int, Any], bad: dict[int, BadSample]
+    ) -> None:
+        """Put the next good sample behind ``position`` in its place, asked for anew."""
+        for other in [p for p in good if p > position] + [p for p in good if p < position]:
+            try:
+                samples[position] = self._recipe.dataset[indices[other]]
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001 - good a moment ago, and not now: the next one
+                continue
+            bad[position] = dataclasses.replace(bad[position], replaced_by=indices[other])
+            return
+        if good:
+            raise AllSamplesBad(tuple(indices), bad[position].error)

@@ -14,15 +14,17 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from .arena import Arena
 from .arena_stats import ArenaStats
 from .arenas import AUTO, Arenas
+from .badsamples import POLICIES, RAISE, BadSample
 from .budget import parse_bytes, slots_wanted
 from .delivery import Counters
 from .interrupts import raise_kept
 from .passes import InProcessPass
+from .robustness import RESTART, WARN_STUCK_S, check_choice, refuse_iterable
 from .worker_pass import WorkerPass
 
 T_co = TypeVar("T_co", covariant=True)
@@ -48,6 +50,12 @@ class LoaderStats:
     """Bytes that were not born in a slot and so were copied into it once, by a worker."""
     payload_bytes: int
     """Bytes of all batches delivered, alignment and indices included."""
+    worker_restarts: int
+    """Workers that were started in place of dead ones."""
+    bad_count: int
+    """Samples that were left out or replaced."""
+    bad_samples: tuple[BadSample, ...]
+    """The first 1,000 of them, in the order of their batches."""
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -61,6 +69,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     ``arena_backing``: ``"auto"`` (posix shared memory, or memfd where that is small or missing), ``"posix"``,
     ``"memfd"``, or a directory for the memory's file, which has no name there either.
     ``arena_numa_node``: commit the arena's memory on this NUMA node (the GPU's, say). None: where the kernel puts it.
+
+    ``on_worker_death``: ``"raise"`` WorkerDied, or ``"restart"``: a new worker takes over, and the epoch's batches are
+    those of an undisturbed run (revival.py says for which datasets, and what bounds it).
+    ``on_bad_sample``: ``"raise"`` what the dataset raises; ``"skip"`` the sample, so that its batch is shorter, or does
+    not come if none is left; ``"replace"`` it by the next good one of its batch. ``stats().bad_samples`` lists them.
+    Both are for map-style datasets only, ValueError for others.
+    ``warn_stuck_s``: after so many seconds of waiting for one batch, warn once a pass (WorkerStuckWarning) with the
+    worker, its indices and its Python stack. None or 0: never.
 
     A batch's tensors are views of a slot that this batch owns until the last view of it is gone; keeping them is
     always right. Who keeps many gets copies from some number on (``stats().copied_out``). ``close()``, ``with``,
@@ -90,7 +106,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         arena_bytes: int | str | None = None,
         arena_backing: str = AUTO,
         arena_numa_node: int | None = None,
+        on_worker_death: str = RAISE,
+        on_bad_sample: str = RAISE,
+        warn_stuck_s: float | None = WARN_STUCK_S,
     ) -> None:
+        check_choice("on_worker_death", on_worker_death, (RAISE, RESTART))
+        check_choice("on_bad_sample", on_bad_sample, POLICIES)
         if arena_numa_node is not None and operator.index(arena_numa_node) < 0:
             raise ValueError(f"arena_numa_node must be the number of a NUMA node or None, not {arena_numa_node}")
         size = None if arena_bytes is None else parse_bytes(arena_bytes)
@@ -119,6 +140,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if not _HAS_IN_ORDER:
             self.in_order = in_order
+        if self._dataset_kind == _DatasetKind.Iterable:
+            refuse_iterable(on_worker_death=on_worker_death, on_bad_sample=on_bad_sample)
+        self.on_worker_death = on_worker_death
+        self.on_bad_sample = on_bad_sample
+        self.warn_stuck_s = warn_stuck_s
         # Hidden by the properties of these names, but to be found in vars(): Lightning builds loaders anew from there.
         arenas = self._arenas
         self.__dict__.update(
@@ -190,6 +216,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             copied_out=counters.copied_out,
             copied_bytes=counters.copied_bytes,
             payload_bytes=counters.payload_bytes,
+            worker_restarts=counters.restarts,
+            bad_count=counters.bad.count,
+            bad_samples=tuple(counters.bad.listed),
         )
 
     def close(self) -> None:

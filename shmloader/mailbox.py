@@ -46,6 +46,9 @@ RESUMED = 16
 PIECE = 17
 """The slot holds the next ``need`` bytes of a batch that is larger than any slot to be had; a REGRANT asks for more."""
 
+SKIPPED = 18
+"""All samples of the batch are bad and left out: the pickled list of them is in the slot."""
+
 KEPT = 1 << 8
 """Added to BATCH, NEED or FAILED: the worker's own code still looks at the slot, so it must never be written again."""
 
@@ -58,6 +61,11 @@ COUNT = 3
 """Not at all: an iterable dataset is asked for its next ``count`` samples."""
 SINGLE = 4
 """Not at all: an iterable dataset is asked for its next sample, without collation."""
+
+
+def label_of(epoch: int, batch: int) -> int:
+    """Return the number of a WORK ticket among all of a worker's life: at least 1, and rising."""
+    return (epoch << 40 | batch) + 1
 
 
 class Ticket(NamedTuple):

@@ -37,5 +37,12 @@ class WorkerOrders:
     witness: WitnessEnd
     epoch_at: int
     """Offset of the number of the current epoch: tickets of earlier ones are void."""
-    inherited_fds: tuple[int, ...]
-    """Write ends of life lines that a forked worker inherited and must not hold."""
+    position_at: int
+    """Offset of an int64 that says at which sample of a batch the worker is, while it is ``probing``."""
+    states_at: int | None
+    """Offset of its random states (see randomstates.py), kept for a successor; None: it will have none."""
+    redo: int
+    """A successor: the label of the first ticket that it makes again; it goes on with the random states before that.
+    0: it is the first of its kind, or has nothing to continue."""
+    probing: bool
+    """A successor whose first ticket was fatal: ask for the samples one by one first, and tell at which one it is."""

@@ -25,12 +25,13 @@ from torch.utils.data.dataloader import (
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 from .arena import Arena
+from .badsamples import RAISE
 from .batch import Build, compile_layout
 from .collate import Memory, SlotWriter
 from .delivery import Counters, Delivery
 from .describe import BatchDescription
 from .errors import IteratorClosed
-from .fetch import Fetcher, Recipe
+from .fetch import Fetcher, NothingLeft, Recipe
 from .gathering import Gatherer
 from .interrupts import raise_kept
 from .order import index_batches
@@ -46,7 +47,7 @@ _NOTHING = np.empty(0, np.uint8)
 class Pass(_BaseDataLoaderIter):
     """An iterator over one epoch. Does not call torch's constructor: that one warns about pinning once per epoch."""
 
-    def __init__(self, loader: DataLoader[Any], arena: Arena, counters: Counters) -> None:
+    def __init__(self, loader: Any, arena: Arena, counters: Counters) -> None:
         self._dataset = loader.dataset
         self._pg = None
         self._shared_seed: int | None = None
@@ -70,6 +71,8 @@ class Pass(_BaseDataLoaderIter):
         self._profile_name = f"enumerate(DataLoader)#{self.__class__.__name__}.__next__"
         self._arena = arena
         self._counters = counters
+        self._on_bad_sample: str = loader.on_bad_sample
+        self._bad_before = counters.bad.count
 
     def _reseed_data_pipes(self, loader: DataLoader[Any]) -> None:
         """Give an IterDataPipe the random seed that all ranks and workers share, as torch's loader does."""
@@ -83,7 +86,14 @@ class Pass(_BaseDataLoaderIter):
         self._dataset = apply_random_seed(self._dataset, rng)
 
     def _recipe(self) -> Recipe:
-        return Recipe(self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
+        return Recipe(
+            dataset_kind=self._dataset_kind,
+            dataset=self._dataset,
+            auto_collation=self._auto_collation,
+            collate_fn=self._collate_fn,
+            drop_last=self._drop_last,
+            on_bad_sample=self._on_bad_sample,
+        )
 
     def _next_data(self) -> Any:
         raise AssertionError("every pass has its own")
@@ -133,7 +143,7 @@ class InProcessPass(Pass):
 
     def __init__(
         self,
-        loader: DataLoader[Any],
+        loader: Any,
         arena: Arena,
         counters: Counters,
         plan: Callable[[Arena, int], None],
@@ -159,17 +169,26 @@ class InProcessPass(Pass):
             if self._finished:
                 raise StopIteration
             raise IteratorClosed("it was closed")
-        try:
-            return self._make_batch()
-        except StopIteration:
-            self._finished = True
-            self._close()
-            raise
+        while True:
+            try:
+                return self._make_batch()
+            except NothingLeft:
+                self._counters.bad.add(self._fetcher.bad)
+            except StopIteration:
+                self._finished = True
+                self._close()
+                self._counters.bad.warn(self._bad_before)
+                raise
 
     def _make_batch(self) -> Any:
         indices = next(self._sampler_iter)
         if self._gatherer is not None and type(indices) is np.ndarray:
-            return self._gather(self._gatherer, indices)
+            try:
+                return self._gather(self._gatherer, indices)
+            except Exception:
+                if self._on_bad_sample == RAISE:
+                    raise
+                # asked for one by one, the bad ones tell themselves
         if type(indices) is np.ndarray:
             indices = indices.tolist()
         return self._fetch(indices)
@@ -209,7 +228,7 @@ class InProcessPass(Pass):
             return self._on_heap(indices)
         slot, base = lease
         writer = SlotWriter(base, self._arena.segment.address + slot.offset, 0, len(base))
-        batch = self._fetcher.fetch(indices, writer)
+        batch = self._fetch_from(indices, writer)
         if writer.overflowed:
             batch = self._move(batch, writer)
         return self._count(batch, writer.cursor)
@@ -233,7 +252,13 @@ class InProcessPass(Pass):
     def _on_heap(self, indices: Any) -> Any:
         """Make a batch without a slot."""
         self._delivery.count_copy()
-        return self._count(self._fetcher.fetch(indices, SlotWriter(_NOTHING, 0, 0, 0)), 0)
+        return self._count(self._fetch_from(indices, SlotWriter(_NOTHING, 0, 0, 0)), 0)
+
+    def _fetch_from(self, indices: Any, writer: SlotWriter) -> Any:
+        batch = self._fetcher.fetch(indices, writer)
+        if self._fetcher.bad:
+            self._counters.bad.add(self._fetcher.bad)
+        return batch
 
     def _count(self, batch: Any, used: int) -> Any:
         if used and not self._arena.slot_bytes:

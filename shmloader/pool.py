@@ -1,22 +1,25 @@
-"""The worker processes of one iterator: start, talk, watch, stop.
+"""The worker processes of one iterator: start, talk, watch, replace, stop.
 
     start ──▶ n processes, each with two rings in the arena's segment, two doorbells, one life line ──▶ stop
+                 ▲                                                    │ died
+                 └──────────── restart: new rings, bells, line ◀──────┘
 
 ``stop`` is the one place that tears everything down. It runs once, whoever asks for it: the iterator at its end,
 ``close()``, garbage collection, or the interpreter's exit. It never waits longer than a second or so, whatever the
 workers do.
 
-Descriptors in the main process: per worker two bells, a life line and a process sentinel, and two per pool; constant,
-whatever is sent. The control block in the segment:
+Descriptors in the main process: per worker two bells, a life line, a process sentinel and a descriptor that tells its
+death, and three per pool; constant, whatever is sent. The control block in the segment:
 
-    ┌─────────┬───────────────┬──────────────────┬──────────────────┬─ ─
-    │ epoch   │ who listens   │ tickets worker 0 │ replies worker 0 │
-    └─────────┴───────────────┴──────────────────┴──────────────────┴─ ─
+    ┌───────┬─────────────┬───────────────┬───────────────────────────┬──────────────────┬──────────────────┬─ ─
+    │ epoch │ who listens │ who is where  │ random states (if wanted) │ tickets worker 0 │ replies worker 0 │
+    └───────┴─────────────┴───────────────┴───────────────────────────┴──────────────────┴──────────────────┴─ ─
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import multiprocessing.process
 import os
@@ -31,6 +34,7 @@ import numpy as np
 import torch.multiprocessing
 
 from .arena import Arena
+from .deathwatch import DeathWatch
 from .doorbell import Doorbell
 from .failure import find_unpicklable
 from .fetch import Recipe
@@ -38,6 +42,7 @@ from .interrupts import children_without_sigint
 from .lifeline import LifeLine
 from .mailbox import MESSAGE_BYTES, STOP, Inbox, Outbox, Ticket
 from .orders import WorkerOrders
+from .randomstates import STATES_BYTES
 from .segment import round_up
 from .witness import Witness
 from .worker import worker_main
@@ -45,6 +50,10 @@ from .worker import worker_main
 GRACE_S = 0.7
 """Seconds that workers have to leave by themselves; then they are terminated, and killed."""
 TERM_S = 0.3
+JOIN_S = 1.0
+"""Seconds for the kernel to end and tell of a process that was killed or has died."""
+NOWHERE = -1
+"""Position of a worker that does not say at which sample it is."""
 NEVER = 1 << 62
 """An epoch that never comes: all tickets are void."""
 
@@ -66,59 +75,62 @@ class Pool:
         worker_init_fn: Callable[[int], None] | None,
         base_seed: int,
         shared_seed: int | None,
+        restartable: bool = False,
     ) -> None:
         self.arena = arena
         self.processes: list[Any] = []
+        self._bells: list[tuple[Doorbell, Doorbell]] = []
+        self._lines: list[int] = []
+        self._stopped = False
+        self._owner_pid = os.getpid()
+        self._context = torch.multiprocessing if context is None else context
+        self._orders: dict[str, Any] = {
+            "num_workers": num_workers,
+            "recipe": recipe,
+            "worker_init_fn": worker_init_fn,
+            "base_seed": base_seed,
+            "shared_seed": shared_seed,
+        }
         self._capacity = prefetch_factor + 4  # and an answer to NEED, RESUME, STOP, and one to spare
         self._ring_bytes = self._capacity * MESSAGE_BYTES
-        self._rings_at = MESSAGE_BYTES + round_up(num_workers, MESSAGE_BYTES)
+        positions_at = MESSAGE_BYTES + round_up(num_workers, MESSAGE_BYTES)
+        self._states_at = positions_at + round_up(8 * num_workers, MESSAGE_BYTES)
+        self._rings_at = self._states_at + num_workers * STATES_BYTES * restartable
         self._control_bytes = round_up(self._rings_at + 2 * num_workers * self._ring_bytes)
         self._control_at = arena.take_piece(self._control_bytes)
-        self._owner_pid = os.getpid()
-        _POOLS.add(self)
-        self._stopped = False
-        self._bells: list[Doorbell] = []
-        self._lines: list[int] = []
-        self._sentinels: list[tuple[int]] = []
+        self._restartable = restartable
         memory = arena.segment.memory
         memory[self._control_at : self._control_at + self._control_bytes] = 0
         self.witness = Witness(arena.segment, self._control_at + MESSAGE_BYTES)
         self._epoch = memory[self._control_at : self._control_at + 8].view(np.int64)
+        positions_at += self._control_at
+        self._positions = memory[positions_at : positions_at + 8 * num_workers].view(np.int64)
+        self._deaths = DeathWatch()
         self.outboxes: list[Outbox] = []
         self.inboxes: list[Inbox] = []
+        _POOLS.add(self)
         try:
             for worker in range(num_workers):
-                self._start(worker, num_workers, recipe, context, worker_init_fn, base_seed, shared_seed)
+                self._start(worker, 0, False)
         except BaseException:
             self.stop()
             raise
 
-    def _start(
-        self,
-        worker: int,
-        num_workers: int,
-        recipe: Recipe,
-        context: Any,
-        worker_init_fn: Callable[[int], None] | None,
-        base_seed: int,
-        shared_seed: int | None,
-    ) -> None:
+    def _start(self, worker: int, redo: int, probing: bool) -> None:
+        """Start a worker, or another one in place of it: see WorkerOrders for ``redo`` and ``probing``."""
         ticket_bell, reply_bell = Doorbell.create(), Doorbell.create()
-        self._bells += (ticket_bell, reply_bell)
         line, write_end = LifeLine.create()
-        self._lines.append(write_end)
+        if worker == len(self._bells):
+            self._bells.append((ticket_bell, reply_bell))
+            self._lines.append(write_end)
+        else:
+            self._bells[worker], self._lines[worker] = (ticket_bell, reply_bell), write_end
         tickets_at = self._control_at + self._rings_at + 2 * worker * self._ring_bytes
         replies_at = tickets_at + self._ring_bytes
-        if context is None:
-            context = torch.multiprocessing
-        forks = context.get_start_method() == "fork"
+        states_at = self._control_at + self._states_at + worker * STATES_BYTES
+        self._positions[worker] = NOWHERE
         orders = WorkerOrders(
             worker=worker,
-            num_workers=num_workers,
-            recipe=recipe,
-            worker_init_fn=worker_init_fn,
-            base_seed=base_seed,
-            shared_seed=shared_seed,
             segment=self.arena.segment,
             tickets_at=tickets_at,
             replies_at=replies_at,
@@ -128,8 +140,29 @@ class Pool:
             life_line=line,
             witness=self.witness.end,
             epoch_at=self._control_at,
-            inherited_fds=tuple(self._lines) if forks else (),
+            position_at=self._control_at + self._states_at - round_up(8 * self.count, MESSAGE_BYTES) + 8 * worker,
+            states_at=states_at if self._restartable else None,
+            redo=redo,
+            probing=probing,
+            **self._orders,
         )
+        try:
+            process = self._spawn(orders)
+        finally:
+            line.close()
+        self._deaths.add(worker, process)
+        memory = self.arena.segment.memory
+        outbox = Outbox(memory, tickets_at, self._capacity, ticket_bell)
+        inbox = Inbox(memory, replies_at, self._capacity, reply_bell)
+        if worker == len(self.processes):
+            self.processes.append(process)
+            self.outboxes.append(outbox)
+            self.inboxes.append(inbox)
+        else:
+            self.processes[worker], self.outboxes[worker], self.inboxes[worker] = process, outbox, inbox
+
+    def _spawn(self, orders: WorkerOrders) -> Any:
+        context = self._context
         process = context.Process(target=worker_main, args=(orders,), daemon=True)
         # A fork server outlives this call, and must not go on with SIGINT blocked.
         quiet = contextlib.nullcontext() if context.get_start_method() == "forkserver" else children_without_sigint()
@@ -137,8 +170,9 @@ class Pool:
             with quiet:
                 process.start()
         except (TypeError, AttributeError, pickle.PicklingError) as error:
+            recipe = orders.recipe
             culprit = find_unpicklable(
-                dataset=recipe.dataset, collate_fn=recipe.collate_fn, worker_init_fn=worker_init_fn
+                dataset=recipe.dataset, collate_fn=recipe.collate_fn, worker_init_fn=orders.worker_init_fn
             )
             if culprit is None:
                 raise
@@ -147,13 +181,32 @@ class Pool:
                 f"pickle, and {culprit} cannot be pickled: make it a function or class at the top of a module, or use "
                 "multiprocessing_context='fork'"
             ) from error
-        finally:
-            line.close()
-        self.processes.append(process)
-        self._sentinels.append((process.sentinel,))
-        memory = self.arena.segment.memory
-        self.outboxes.append(Outbox(memory, tickets_at, self._capacity, ticket_bell))
-        self.inboxes.append(Inbox(memory, replies_at, self._capacity, reply_bell))
+        return process
+
+    @property
+    def count(self) -> int:
+        """How many workers this pool has."""
+        return len(self._positions)
+
+    def restart(self, worker: int, *, redo: int, probing: bool) -> None:
+        """Start a new process in place of a worker that has died, with empty rings. Its replies must have been read.
+
+        See WorkerOrders for ``redo`` and ``probing``. Raises what starting a process raises; the pool can still be
+        stopped then.
+        """
+        self._deaths.forget(worker)
+        line, self._lines[worker] = self._lines[worker], -1
+        if line >= 0:  # an earlier attempt may have been interrupted; what that one started ends with its line
+            os.close(line)
+        self.processes[worker].join(JOIN_S)
+        for bell in self._bells[worker]:
+            bell.close()
+        self.witness.strike_off(worker)
+        self._start(worker, redo, probing)
+
+    def position(self, worker: int) -> int:
+        """Return at which sample of its batch a worker is, or was when it died; or NOWHERE. Told while probing."""
+        return int(self._positions[worker])
 
     @property
     def stopped(self) -> bool:
@@ -163,20 +216,22 @@ class Pool:
         """Make all tickets of earlier epochs void. A hint: a worker that has begun one still answers it."""
         self._epoch[0] = epoch
 
-    def wait(self, worker: int, timeout_s: float) -> bool:
-        """Sleep until ``worker`` has rung or died, or ``timeout_s`` is over. Return whether it died.
+    def wait(self, worker: int, timeout_s: float) -> list[int]:
+        """Sleep until ``worker`` has rung, any worker has died, or ``timeout_s`` is over. Return who has died.
 
-        Its last messages may still be unread when its death is told.
+        A death is told once. The last messages of the dead may still be unread then.
         """
-        return bool(self.inboxes[worker].bell.wait(timeout_s, self._sentinels[worker]))
+        if self.inboxes[worker].bell.wait(timeout_s, self._deaths.fds):
+            return self._deaths.take()
+        return []
 
     def wait_any(self, workers: list[int], timeout_s: float) -> list[int]:
-        """Sleep until one of ``workers`` has rung or died, or ``timeout_s`` is over. Return those that died."""
+        """Sleep until one of ``workers`` has rung, any worker has died, or ``timeout_s`` is over. As ``wait``."""
         poll = select.poll()
-        sentinels = {self._sentinels[worker][0]: worker for worker in workers}
-        for fd in (*sentinels, *(self.inboxes[worker].bell.fd for worker in workers)):
+        for fd in (*self._deaths.fds, *(self.inboxes[worker].bell.fd for worker in workers)):
             poll.register(fd, select.POLLIN)
-        return [sentinels[fd] for fd, _ in poll.poll(math.ceil(timeout_s * 1000)) if fd in sentinels]
+        ready = poll.poll(math.ceil(timeout_s * 1000))
+        return self._deaths.take() if any(fd in self._deaths.fds for fd, _ in ready) else []
 
     def alive_pids(self) -> list[int]:
         """Return the process ids of the workers that live; none in a forked child, to which they do not belong."""
@@ -186,8 +241,10 @@ class Pool:
 
     def exitcode(self, worker: int) -> int | None:
         """Return the exit code of a worker that has died, waiting a moment for the system to know it."""
-        self.processes[worker].join(1.0)
-        code: int | None = self.processes[worker].exitcode
+        process = self.processes[worker]
+        if process.exitcode is None:
+            process.join(JOIN_S)
+        code: int | None = process.exitcode
         return code
 
     def stop(self) -> None:
@@ -203,14 +260,14 @@ class Pool:
             if owner:
                 self._end_processes()
         finally:
-            for bell in self._bells:
+            for bell in itertools.chain(*self._bells):
                 bell.close()
-            for fd in self._lines:
-                os.close(fd)
+            self.let_go()
+            self._deaths.close()
             self.witness.close()
             self.outboxes.clear()
             self.inboxes.clear()
-            del self._epoch
+            del self._epoch, self._positions
             if owner:
                 self.arena.give_piece(self._control_at, self._control_bytes)
 
@@ -227,7 +284,15 @@ class Pool:
             for process in self.processes:
                 if process.is_alive():
                     process.kill()
-                    process.join()
+            self._join(self.processes, JOIN_S)
+
+    def let_go(self) -> None:
+        """Close this process's ends of the life lines: in the owner, the kernel ends workers that are left; in a forked
+        child, which only has copies, workers depend on their owner alone again."""
+        lines, self._lines = self._lines, []
+        for fd in lines:
+            if fd >= 0:
+                os.close(fd)
 
     @staticmethod
     def _join(processes: list[Any], seconds: float) -> list[Any]:
@@ -239,12 +304,14 @@ class Pool:
 
 
 def _forget_workers_of_parent() -> None:
-    """In a forked child: leave the parent's workers alone.
+    """In a forked child, a worker too: leave the parent's workers alone, and do not keep them alive.
 
+    Their life lines end when the parent does only if nobody else holds a copy of its ends.
     multiprocessing ends all daemonic children at exit, and a child made by plain ``os.fork`` has a copy of its parent's
     list of them. It would terminate its own siblings.
     """
     for pool in list(_POOLS):
+        pool.let_go()
         multiprocessing.process._children.difference_update(pool.processes)  # type: ignore[attr-defined]
 
 

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from .badsamples import BadSample, Flaws
 from .collate import Memory, SlotWriter
 from .describe import BatchDescription
 from .failure import WorkerFailure
 from .gathering import Gatherer, GatherPlan
 from .layout import align
-from .mailbox import BATCH, FAILED, NEED, PIECE, Outbox, Reply, Ticket
+from .mailbox import BATCH, FAILED, NEED, PIECE, SKIPPED, Outbox, Reply, Ticket
 from .segment import Segment
 
 _LAYOUTS = 64
@@ -69,11 +70,16 @@ class Publisher:
         """Reply that needs no bytes: VOID, EXHAUSTED."""
         self._outbox.send(Reply(kind, ticket.batch, ticket.slot, -1, 0, 0, 0, 0))
 
-    def batch(self, ticket: Ticket, description: BatchDescription, kept: int) -> None:
-        """Publish a described batch: copy what was not born in the slot, write the layout, reply. Raises Refused."""
+    def batch(self, ticket: Ticket, description: BatchDescription, kept: int, bad: tuple[BadSample, ...] = ()) -> None:
+        """Publish a described batch: copy what was not born in the slot, write the layout, reply. Raises Refused.
+
+        ``bad``: samples that were left out or replaced.
+        """
         key: Any = description.root
         blob = b""
-        if description.has_values:  # equal is not the same then: 1 and True
+        if bad:
+            key = blob = pickle.dumps(Flaws(description.root, bad), pickle.HIGHEST_PROTOCOL)
+        elif description.has_values:  # equal is not the same then: 1 and True
             key = blob = pickle.dumps(description.root, pickle.HIGHEST_PROTOCOL)
         number = self._layouts.get(key)
         if number is not None:
@@ -108,13 +114,20 @@ class Publisher:
 
     def failure(self, ticket: Ticket, failure: WorkerFailure, kept: int) -> None:
         """Publish an exception. Raises Refused."""
-        blob = np.frombuffer(failure.to_bytes(), np.uint8)
+        self._put_blob(ticket, FAILED, failure.to_bytes(), kept)
+
+    def skipped(self, ticket: Ticket, bad: tuple[BadSample, ...], kept: int) -> None:
+        """Publish that no sample of a batch can be had. Raises Refused."""
+        self._put_blob(ticket, SKIPPED, pickle.dumps(bad), kept)
+
+    def _put_blob(self, ticket: Ticket, kind: int, pickled: bytes, kept: int) -> None:
+        blob = np.frombuffer(pickled, np.uint8)
 
         def fill(memory: Memory, origin: int) -> None:
             memory[origin : origin + len(blob)] = blob
 
         # Where somebody still looks nothing may be written: such a slot counts as one without room.
-        self._put(ticket, len(blob), fill, Reply(FAILED, ticket.batch, 0, -1, 0, len(blob), 0, 0), kept, not kept)
+        self._put(ticket, len(blob), fill, Reply(kind, ticket.batch, 0, -1, 0, len(blob), 0, 0), kept, not kept)
 
     def _number_of(self, key: Any, nbytes: int) -> int:
         """Return a number for a layout that was seen before, else -1: most layouts with strings in them never

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data.dataloader import _sharding_worker_init_fn
 
+from .badsamples import Avoid
 from .errors import ShmLoaderError
 from .mailbox import COUNT, INT64, PICKLED, SINGLE
 from .slot import Slot
@@ -40,6 +41,11 @@ class Task:
         """Where the pieces of a batch are put together that no slot can hold now; ``filled`` bytes are there."""
         self.filled = 0
 
+    def begin_again(self) -> None:
+        """Forget what a worker that has died had done for it."""
+        self.need = self.filled = 0
+        self.heap = None
+
     def take_piece(self, piece: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Copy the next piece to the heap, and return the heap."""
         if self.heap is None:
@@ -50,9 +56,10 @@ class Task:
 
     def shown_indices(self) -> tuple[object, ...]:
         """Return the indices for a message."""
-        if isinstance(self.indices, np.ndarray):
-            return tuple(self.indices.tolist())
-        return tuple(self.indices) if isinstance(self.indices, list | tuple) else (self.indices,)
+        indices = self.indices.indices if isinstance(self.indices, Avoid) else self.indices
+        if isinstance(indices, np.ndarray):
+            return tuple(indices.tolist())
+        return tuple(indices) if isinstance(indices, list | tuple) else (indices,)
 
 
 def oldest_indices(tasks: dict[int, Task], worker: int) -> tuple[object, ...]:

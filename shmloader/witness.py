@@ -58,6 +58,10 @@ class Witness:
         self._offset = offset
         self.end = WitnessEnd(self._write, segment, offset)
 
+    def strike_off(self, worker: int) -> None:
+        """A worker has died: its successor does not listen yet."""
+        self._segment.memory[self._offset + worker] = 0
+
     def stack_of(self, worker: int, pid: int) -> str:
         """Return the Python stack of a living worker, or '' if it does not tell within about a second."""
         if not self._segment.memory[self._offset + worker]:

@@ -5,14 +5,14 @@
                            └─ the dataset raised ──▶ the pickled error into the slot ──▶ reply FAILED
 
 The worker writes only into the slot of the ticket at hand, and replies to each WORK exactly once with BATCH, FAILED,
-EXHAUSTED or VOID. It never touches CUDA, holds no lock that others wait for, and leaves when told, or when the life
-line ends.
+SKIPPED, EXHAUSTED or VOID. It never touches CUDA, holds no lock that others wait for, and leaves when told, or when the
+life line ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import os
 import pickle
 import weakref
 from collections import deque
@@ -24,10 +24,11 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data.dataloader import _DatasetKind
 
+from .badsamples import RAISE, Avoid, BadSample
 from .collate import SlotWriter
 from .describe import BatchDescription
 from .failure import WorkerFailure, clear_frames
-from .fetch import Fetcher
+from .fetch import Fetcher, NothingLeft
 from .gathering import Gatherer
 from .identity import seed_data_pipes, take_identity
 from .interrupts import ignore_sigint
@@ -48,9 +49,11 @@ from .mailbox import (
     Outbox,
     Reply,
     Ticket,
+    label_of,
 )
 from .orders import WorkerOrders
 from .publisher import Publisher, Refused
+from .randomstates import STATES_BYTES, RandomStates, current_states, set_states
 
 IDLE_S = 1.0
 """Longest sleep of an idle worker; a ticket or the end of the life line wakes it long before."""
@@ -77,6 +80,11 @@ class Worker:
         self._broken: WorkerFailure | None = None
         self._exhausted = False
         self._epoch = self._memory[orders.epoch_at : orders.epoch_at + 8].view(np.int64)
+        self._position = self._memory[orders.position_at : orders.position_at + 8].view(np.int64)
+        self._probing = orders.probing
+        self._states: RandomStates | None = None
+        if orders.states_at is not None:
+            self._states = RandomStates(self._memory[orders.states_at : orders.states_at + STATES_BYTES])
 
     # --- the life of the process
 
@@ -84,8 +92,6 @@ class Worker:
         """Work until told to stop."""
         orders = self._orders
         ignore_sigint()
-        for fd in orders.inherited_fds:
-            os.close(fd)
         orders.life_line.arm()
         orders.witness.enlist(orders.worker)
         try:
@@ -111,6 +117,8 @@ class Worker:
             self._prepare()
         except Exception as error:  # noqa: BLE001 - the user's code; told with every batch
             self._broken = WorkerFailure.of(error, self._where())
+        if self._states is not None and orders.redo:
+            self._states.restore(before=orders.redo)
 
     def _prepare(self) -> None:
         self._gatherer = Gatherer.of(self._recipe)
@@ -172,15 +180,21 @@ class Worker:
 
     def _make(self, ticket: Ticket) -> None:
         """Make one batch, or report why not. Raises Refused."""
+        if self._probing:
+            self._probe(self._indices(ticket)[0])
         if self._broken is None and self._gatherer is not None and ticket.index_kind == INT64:
             failure = self._guarded(self._gather, self._gatherer, ticket)
-            if failure is not None:
+            if failure is None:
+                return
+            if self._recipe.on_bad_sample == RAISE:
                 self._publisher.failure(ticket, failure, 0)
-            return
+                return
         indices, start = self._indices(ticket)
         memory = self._orders.segment.view(ticket.offset, ticket.nbytes)
         writer = SlotWriter(memory, self._address + ticket.offset, 0, ticket.nbytes, start)
         made = self._guarded(self._fetch, indices, writer)
+        if self._states is not None:
+            self._states.save(label_of(ticket.epoch, ticket.batch))
         if made is None:
             self._exhausted = True
             self._publisher.answer(ticket, EXHAUSTED)
@@ -194,9 +208,24 @@ class Worker:
         if kept and self._fetcher is not None:
             self._fetcher.stop_redirecting()
         if isinstance(made, BatchDescription):
-            self._publisher.batch(ticket, made, kept)
-        else:
+            self._publisher.batch(ticket, made, kept, tuple(self._fetcher.bad) if self._fetcher is not None else ())
+        elif isinstance(made, WorkerFailure):
             self._publisher.failure(ticket, made, kept)
+        else:
+            self._publisher.skipped(ticket, made, kept)
+
+    def _probe(self, indices: Any) -> None:
+        """Ask for the samples of a batch one by one, and say beforehand at which one: it was fatal."""
+        self._probing = False
+        indices, why = indices if isinstance(indices, Avoid) else (indices, {})
+        before = current_states()
+        for position, index in enumerate(indices if self._recipe.auto_collation else [indices]):
+            if position not in why:
+                self._position[0] = position
+                with contextlib.suppress(Exception):  # it is asked for again, and told then
+                    self._recipe.dataset[index]
+        self._position[0] = -1
+        set_states(before)
 
     def _guarded(self, make: Callable[..., Any], *args: Any) -> Any:
         """Return what ``make`` returns, or the WorkerFailure that it raised; None for the end of an iterable
@@ -226,10 +255,18 @@ class Worker:
         indices = self._memory[start : start + 8 * count].view(np.int64)
         self._publisher.gathered(ticket, gatherer, gatherer.plan(indices, align(8 * count)))
 
-    def _fetch(self, indices: Any, writer: SlotWriter) -> BatchDescription:
-        """Fetch and collate, and return the description; keeps no reference to the batch or the slot."""
+    def _fetch(self, indices: Any, writer: SlotWriter) -> BatchDescription | tuple[BadSample, ...]:
+        """Fetch and collate, and return the description; keeps no reference to the batch or the slot.
+
+        A tuple: all samples are bad and left out.
+        """
         assert self._fetcher is not None
-        description = BatchDescription(self._fetcher.fetch(indices, writer), writer)
+        try:
+            batch = self._fetcher.fetch(indices, writer)
+        except NothingLeft:
+            return tuple(self._fetcher.bad)
+        description = BatchDescription(batch, writer)
+        del batch
         self._fetcher.learn(description.arrived, description.copied_bytes)
         writer.born.clear()
         description.leave()

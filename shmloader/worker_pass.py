@@ -15,6 +15,7 @@ Rule 3: a worker answers in the order of its tickets, so the next reply of worke
 from __future__ import annotations
 
 import os
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from .arena import Arena
-from .collate import Memory
 from .delivery import Counters, Delivery
 from .dispatch import Dispatcher
-from .errors import BatchTooLarge, IteratorClosed, ShmLoaderError, WorkerDied
+from .errors import IteratorClosed, WorkerDied
 from .failure import WorkerFailure
 from .interrupts import keep
 from .mailbox import (
@@ -36,9 +36,9 @@ from .mailbox import (
     KEPT,
     NEED,
     PIECE,
-    REGRANT,
     RESUME,
     RESUMED,
+    SKIPPED,
     Reply,
     Ticket,
 )
@@ -46,7 +46,9 @@ from .order import index_batches
 from .passes import Pass
 from .pool import Pool
 from .replies import Replies
-from .slot import Slot
+from .revival import Reviver
+from .robustness import RESTART
+from .room import Room
 from .tickets import ShardingInit, Task
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class WorkerPass(Pass):
 
     def __init__(
         self,
-        loader: DataLoader[Any],
+        loader: Any,
         arena: Arena,
         counters: Counters,
         plan: Callable[[Arena, int], None],
@@ -80,15 +82,23 @@ class WorkerPass(Pass):
             worker_init_fn=worker_init_fn,
             base_seed=self._base_seed,
             shared_seed=self._shared_seed,
+            restartable=loader.on_worker_death == RESTART,
         )
         self._tasks: dict[int, Task] = {}
         self._delivery = Delivery(arena, counters, keep_back=min(self._num_workers, max(1, arena.slots_wanted // 2)))
         self._asked: list[bool] = []  # not empty: the end was asked for, and is no garbage collection
         self._close = weakref.finalize(self, _end, self._pool, arena, self._tasks, done, self._asked)
         self._workers = self._pool.processes
-        self._replies = Replies(self._pool, self._tasks, counters)
+        self._replies = Replies(self._pool, self._tasks, counters, loader.warn_stuck_s)
+        self._room = Room(self._pool, plan)
         self._epoch = 0
         self._resumes_owed = [0] * self._num_workers
+        if loader.on_worker_death == RESTART:
+            reviver = Reviver(self._pool, self._tasks, self._replies, counters, self._on_bad_sample, self._resumes_owed)
+            self._replies.on_death = reviver.revive
+            self._reviver: Reviver | None = reviver
+        else:
+            self._reviver = None
         self._begin(loader)
 
     # --- epochs
@@ -111,6 +121,9 @@ class WorkerPass(Pass):
             iterable=self._dataset_kind == _DatasetKind.Iterable,
             batched=self._auto_collation,
         )
+        if self._reviver is not None:
+            self._reviver.dispatcher = self._dispatcher
+        self._bad_before = self._counters.bad.count
         self._dispatcher.dispatch()
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -161,21 +174,12 @@ class WorkerPass(Pass):
             while True:
                 reply = Reply(*self._replies.next_of(task.worker, self._timeout))
                 if reply.kind & KEPT:
-                    self._take_back(task, kept=True)
+                    self._room.take_back(task, kept=True)
                 if reply.kind & ~KEPT not in (NEED, PIECE):
                     break
-                self._grant(batch, task, None)
-            self._take_back(task)
+                self._room.grant(batch, task, None, self._epoch)
+            self._room.take_back(task)
             del self._tasks[batch]
-
-    def _take_back(self, task: Task, kept: bool = False) -> None:
-        """Take the slot of a task that its worker will not touch again. ``kept``: code in there still looks at it."""
-        slot, task.slot = task.slot, None
-        if slot is not None:
-            if kept:
-                self._arena.quarantine(slot)
-            else:
-                self._arena.reclaim(slot)
 
     def _next_data(self) -> Any:
         if self._pool.stopped:
@@ -201,33 +205,34 @@ class WorkerPass(Pass):
             reply = Reply(*message)
             kept, kind = bool(reply.kind & KEPT), reply.kind & ~KEPT
             if kind == NEED:
-                self._answer_need(batch, task, reply.need, kept)
+                self._room.answer_need(batch, task, reply.need, kept, self._epoch)
                 continue
             if kind == PIECE:
-                task.take_piece(self._bytes_of(task, reply.need))
-                self._grant(batch, task, task.slot)
+                task.take_piece(self._room.bytes_of(task, reply.need))
+                self._room.grant(batch, task, task.slot, self._epoch)
                 continue
             del self._tasks[batch]
             self._dispatcher.done(task.worker)
             if kind == BATCH:
                 return self._deliver_copy(task, reply, kept)
             failure = None
-            if kind == FAILED:
-                blob = self._bytes_of(task, task.need - task.filled if task.heap is not None else reply.layout_bytes)
-                failure = WorkerFailure.from_bytes((blob if task.heap is None else task.take_piece(blob)).tobytes())
+            if kind in (FAILED, SKIPPED):
+                blob = self._room.bytes_of(
+                    task, task.need - task.filled if task.heap is not None else reply.layout_bytes
+                )
+                pickled = (blob if task.heap is None else task.take_piece(blob)).tobytes()
+                if kind == FAILED:
+                    failure = WorkerFailure.from_bytes(pickled)
+                else:
+                    self._counters.bad.add(pickle.loads(pickled))
             elif kind == EXHAUSTED:
                 self._dispatcher.exhausted(task.worker)
-            self._take_back(task, kept)
+            self._room.take_back(task, kept)
             if task.refused is not None:
                 raise task.refused
             if failure is not None:
                 self._dispatcher.dispatch()
                 failure.reraise()
-
-    def _bytes_of(self, task: Task, nbytes: int) -> Memory:
-        """Return the first bytes of a task's slot. Does not copy."""
-        assert task.slot is not None
-        return self._arena.segment.memory[task.slot.offset : task.slot.offset + nbytes]
 
     def _finish(self) -> Any:
         if not self._dispatcher.ended:
@@ -235,6 +240,7 @@ class WorkerPass(Pass):
         if not self._persistent_workers:
             self._finished = True
             self._shutdown_workers()
+        self._counters.bad.warn(self._bad_before)
         raise StopIteration
 
     def _deliver(self, task: Task, message: tuple[int, ...]) -> Any:
@@ -259,38 +265,18 @@ class WorkerPass(Pass):
         delivery, layout_end = self._delivery, reply.layout_offset + reply.layout_bytes
         self._counters.copied_bytes += reply.copied
         if task.heap is not None:
-            whole = task.take_piece(self._bytes_of(task, task.need - task.filled))
+            whole = task.take_piece(self._room.bytes_of(task, task.need - task.filled))
             delivery.count_giant(task.need)
         else:
-            whole = self._bytes_of(task, max(layout_end, reply.need)).copy()
+            whole = self._room.bytes_of(task, max(layout_end, reply.need)).copy()
         if reply.layout_bytes:
             build = delivery.build_of(task.worker, reply.layout, whole[reply.layout_offset : layout_end])
         else:
             build = delivery.known_build(task.worker, reply.layout)
-        self._take_back(task, kept)
+        self._room.take_back(task, kept)
         batch = delivery.deliver_copy(build, whole)
         self._dispatcher.dispatch()
         return batch
-
-    def _answer_need(self, batch: int, task: Task, need: int, kept: bool) -> None:
-        """Answer NEED with a larger slot; with any slot, for pieces, if there is none now; or refuse for good."""
-        self._take_back(task, kept)
-        task.need = need
-        slot = None
-        try:
-            self._plan(self._arena, need)
-            slot = self._arena.grant(need) or self._arena.grant_any()
-            if slot is None:
-                task.refused = BatchTooLarge(need, self._arena.cap.room() or 0, self._arena.cap.limit or 0)
-        except ShmLoaderError as error:
-            task.refused = error
-        self._grant(batch, task, slot)
-
-    def _grant(self, batch: int, task: Task, slot: Slot | None) -> None:
-        """Send the answer to NEED or PIECE: go on in ``slot``, or (None) drop the batch."""
-        task.slot = slot
-        index, offset, nbytes = (-1, 0, 0) if slot is None else (slot.index, slot.offset, slot.nbytes)
-        self._pool.outboxes[task.worker].send(Ticket(REGRANT, batch, index, offset, nbytes, 0, 0, self._epoch))
 
     def _next_reply(self) -> tuple[int, tuple[int, ...]]:
         """Wait for the reply to the oldest ticket, or (unordered) for any."""

@@ -28,12 +28,12 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         (
             "1a facts and parts",
             (
-                "arena_stats cap compute_threads doorbell extents failure images interrupts "
-                "layout lifeline order pinning segment slot unequal"
+                "arena_stats badsamples cap compute_threads deathwatch doorbell extents failure images interrupts "
+                "layout lifeline order pinning randomstates segment slot unequal"
             ),
         ),
-        ("1b facts together", "limits mailbox witness"),
-        ("1c what the host has left", "host_room"),
+        ("1b facts together", "limits mailbox robustness witness"),
+        ("1c what the host has left", "host_room oom"),
         ("1d memory taken and given back", "pieces"),
         ("2a slots and sizes", "arena budget"),
         ("2b all arenas of a loader, all that is under way in them", "arenas tickets"),
@@ -44,7 +44,8 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("3e who a worker is, what it sends", "identity publisher"),
         ("4  one process's part", "worker device sources"),
         ("5  the processes", "pool"),
-        ("5b waiting for them, giving them work", "dispatch replies"),
+        ("5b waiting for them, giving them work", "dispatch replies room"),
+        ("5c replacing them", "revival"),
         ("6a one pass", "passes"),
         ("6b one pass with workers", "worker_pass iterator"),
         ("7a the front", "loader"),

@@ -89,9 +89,34 @@ CASES: dict[type[ShmLoaderError], tuple[dict[str, Any], tuple[str, ...], tuple[t
         (ValueError, RuntimeError),
     ),
     errors.DeviceTensor: ({"device": "cuda:0", "shape": "(2, 3)"}, ("cuda:0", "(2, 3)", "CPU"), (RuntimeError,)),
+    errors.AllSamplesBad: (
+        {"indices": (4, 5), "error": "OSError: gone"},
+        ("[4, 5]", "OSError: gone", "on_bad_sample='skip'"),
+        (ValueError, RuntimeError),
+    ),
+    errors.BadChoice: (
+        {"name": "on_bad_sample", "value": "jump", "why": "must be 'raise'"},
+        ("on_bad_sample='jump' must be",),
+        (ValueError,),
+    ),
     errors.WorkerDied: (
-        {"worker": 1, "pid": 4242, "exitcode": -9, "indices": (3, "key")},
-        ("DataLoader worker (pid 4242) is killed by signal: Killed", "SIGKILL", "worker 1", "[3, 'key']", "memory"),
+        {
+            "worker": 1,
+            "pid": 4242,
+            "exitcode": -9,
+            "indices": (3, "key"),
+            "oom_kills": (errors.OomKills("memory.events oom_kill", 2, 3),),
+            "deaths": 3,
+        },
+        (
+            "DataLoader worker (pid 4242) is killed by signal: Killed",
+            "SIGKILL",
+            "worker 1",
+            "[3, 'key']",
+            "memory.events oom_kill 2 -> 3",
+            "3 workers in a row",
+            "shmloader-tune",
+        ),
         (RuntimeError,),
     ),
     errors.WorkerTimeout: (

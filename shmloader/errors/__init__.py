@@ -14,6 +14,8 @@ from the built-in exception that torch or Python would raise in its place, so th
 
 from .base import ShmLoaderError, human_bytes
 from .data import (
+    AllSamplesBad,
+    BadSampleWarning,
     BrokenImage,
     DataError,
     DeviceTensor,
@@ -24,7 +26,7 @@ from .data import (
     UnsupportedField,
 )
 from .host import ArenaTooSmall, BatchTooLarge, CopiedOutWarning, ResourceError, SharedMemoryFull
-from .misuse import IteratorClosed, MissingExtra, MisuseError, SlotMisuse
+from .misuse import BadChoice, IteratorClosed, MissingExtra, MisuseError, SlotMisuse
 from .pack import (
     NotAPack,
     PackDamaged,
@@ -36,10 +38,13 @@ from .pack import (
     PackVersionError,
     ResumeRefused,
 )
-from .workers import WorkerDied, WorkerError, WorkerTimeout
+from .workers import OomKills, WorkerDied, WorkerError, WorkerStuckWarning, WorkerTimeout
 
 __all__ = [
+    "AllSamplesBad",
     "ArenaTooSmall",
+    "BadChoice",
+    "BadSampleWarning",
     "BatchTooLarge",
     "BrokenImage",
     "CopiedOutWarning",
@@ -49,6 +54,7 @@ __all__ = [
     "MissingExtra",
     "MisuseError",
     "NotAPack",
+    "OomKills",
     "PackDamaged",
     "PackError",
     "PackExists",
@@ -68,6 +74,7 @@ __all__ = [
     "UnsupportedField",
     "WorkerDied",
     "WorkerError",
+    "WorkerStuckWarning",
     "WorkerTimeout",
     "human_bytes",
 ]

@@ -15,6 +15,11 @@ def human_bytes(nbytes: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def shown(indices: tuple[object, ...]) -> str:
+    """Return the first indices of a batch as a message shows them."""
+    return ", ".join(map(repr, indices[:16])) + (", ..." if len(indices) > 16 else "")
+
+
 class ShmLoaderError(Exception):
     """Base of all exceptions of this library."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import ShmLoaderError
+from .base import ShmLoaderError, shown
 
 
 class DataError(ShmLoaderError, ValueError):
@@ -98,6 +98,23 @@ class UnequalSamples(DataError, RuntimeError):
             f"{self.reason}\n{self.field} has shape {list(self.shape)} at {what} {self.index!r} but "
             f"{list(self.other_shape)} at {what} {self.other_index!r}"
         )
+
+
+class AllSamplesBad(DataError, RuntimeError):
+    """No sample of a batch can be had, so ``on_bad_sample="replace"`` has nothing to put in their places."""
+
+    hint = "look at these samples, or leave such batches out with on_bad_sample='skip'"
+
+    def __init__(self, indices: tuple[object, ...], error: str) -> None:
+        super().__init__(indices, error)
+        self.indices, self.error = indices, error
+
+    def _sentence(self) -> str:
+        return f"all samples of a batch are bad: indices [{shown(self.indices)}]; the first one: {self.error}"
+
+
+class BadSampleWarning(UserWarning):
+    """Samples were left out or replaced, as ``on_bad_sample`` asked for. Given once a pass, at its end."""
 
 
 class DeviceTensor(DataError, RuntimeError):

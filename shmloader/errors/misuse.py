@@ -42,3 +42,14 @@ class IteratorClosed(MisuseError):
         return f"this iterator has ended: {self.why}"
 
     hint = "start a new one with iter(loader)"
+
+
+class BadChoice(MisuseError, ValueError):
+    """An argument has a value that it cannot have here."""
+
+    def __init__(self, name: str, value: object, why: str) -> None:
+        super().__init__(name, value, why)
+        self.name, self.value, self.why = name, value, why
+
+    def _sentence(self) -> str:
+        return f"{self.name}={self.value!r} {self.why}"

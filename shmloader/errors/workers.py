@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import signal
+from typing import NamedTuple
 
-from .base import ShmLoaderError
+from .base import ShmLoaderError, shown
 
 
-def _shown(indices: tuple[object, ...]) -> str:
-    return ", ".join(map(repr, indices[:16])) + (", ..." if len(indices) > 16 else "")
+class OomKills(NamedTuple):
+    """How often the kernel had killed a process for want of memory, by one of its counters."""
+
+    source: str
+    """The file that counts, and what."""
+    before: int
+    """When the workers were started."""
+    after: int
+    """When the death was noticed."""
 
 
 class WorkerError(ShmLoaderError, RuntimeError):
@@ -16,42 +24,74 @@ class WorkerError(ShmLoaderError, RuntimeError):
 
 
 class WorkerDied(WorkerError):
-    """A worker process ended without being asked to. The world broke, not the loader's user."""
+    """A worker process ended without being asked to. The world broke, not the loader's user.
 
-    def __init__(self, worker: int, pid: int, exitcode: int | None, indices: tuple[object, ...] = ()) -> None:
-        super().__init__(worker, pid, exitcode, indices)
+    ``deaths`` is 1, or how many workers in a row died at the same place, with ``on_worker_death="restart"``; then
+    ``indices`` is the one sample to blame, where that could be found out.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        pid: int,
+        exitcode: int | None,
+        indices: tuple[object, ...] = (),
+        oom_kills: tuple[OomKills, ...] = (),
+        deaths: int = 1,
+    ) -> None:
+        super().__init__(worker, pid, exitcode, indices, oom_kills, deaths)
         self.worker, self.pid, self.exitcode, self.indices = worker, pid, exitcode, indices
+        self.oom_kills, self.deaths = oom_kills, deaths
 
     @property
     def signal(self) -> int | None:
         """The signal that ended the worker, or None if it exited by itself."""
         return -self.exitcode if self.exitcode is not None and self.exitcode < 0 else None
 
+    @property
+    def end(self) -> str:
+        """How it ended, in a few words: ``'killed by signal: Killed (SIGKILL)'``."""
+        if self.signal is None:
+            return f"exited unexpectedly with exit code {self.exitcode}"
+        try:
+            name = signal.strsignal(self.signal) or str(self.signal)
+            return f"killed by signal: {name} ({signal.Signals(self.signal).name})"
+        except ValueError:
+            return f"killed by signal: {self.signal}"
+
     def _sentence(self) -> str:
-        if self.signal is not None:
-            try:
-                name = signal.strsignal(self.signal) or str(self.signal)
-                name = f"{name} ({signal.Signals(self.signal).name})"
-            except ValueError:
-                name = str(self.signal)
-            end = f"DataLoader worker (pid {self.pid}) is killed by signal: {name}."
+        verb = "" if self.signal is None else "is "
+        text = f"DataLoader worker (pid {self.pid}) {verb}{self.end}."
+        if self.indices:
+            text += f" It was worker {self.worker}, working on indices [{shown(self.indices)}]"
         else:
-            end = f"DataLoader worker (pid {self.pid}) exited unexpectedly with exit code {self.exitcode}."
-        at = (
-            f" It was worker {self.worker}, working on indices [{_shown(self.indices)}]"
-            if self.indices
-            else (f" It was worker {self.worker}, which had no batch to work on")
-        )
-        return end + at
+            text += f" It was worker {self.worker}, which had no batch to work on"
+        if self.deaths > 1:
+            text += f"; {self.deaths} workers in a row have died there"
+        counts = ", ".join(f"{kills.source} {kills.before} -> {kills.after}" for kills in self.oom_kills)
+        return f"{text}; kills for want of memory: {counts}" if counts and self.signal == signal.SIGKILL else text
 
     @property
     def hint(self) -> str:  # type: ignore[override]
         if self.signal == signal.SIGKILL:
-            return (
-                "SIGKILL often comes from the kernel's out-of-memory killer: lower num_workers or the batch size, or "
-                "raise the memory limit (shmloader-tune shows what a setting needs)"
+            cure = (
+                "lower num_workers or the batch size, or raise the memory limit (shmloader-tune shows what a setting "
+                "needs)"
             )
-        if self.signal in (signal.SIGSEGV, signal.SIGBUS):
+            if any(kills.after > kills.before for kills in self.oom_kills):
+                return f"the kernel's out-of-memory killer was at work meanwhile: {cure}"
+            if self.oom_kills:
+                return (
+                    "no kill for want of memory was counted here, so look for who sends SIGKILL (a person, a job "
+                    f"scheduler, a memory watchdog outside of this container); if it is about memory: {cure}"
+                )
+            return f"SIGKILL often comes from the kernel's out-of-memory killer: {cure}"
+        if self.signal == signal.SIGBUS:
+            return (
+                "SIGBUS comes from reading a mapped file that was cut meanwhile (is somebody writing over a pack or "
+                "an array?), from a full file system under a mapping, or from broken memory"
+            )
+        if self.signal == signal.SIGSEGV:
             return "the dataset's native code crashed on one of these indices: try them with num_workers=0"
         return "run the dataset on these indices with num_workers=0 to see why"
 
@@ -66,7 +106,11 @@ class WorkerTimeout(WorkerError):
     def _sentence(self) -> str:
         text = (
             f"DataLoader timed out after {self.timeout_s:g} seconds: worker {self.worker} (pid {self.pid}) is still "
-            f"working on indices [{_shown(self.indices)}]"
+            f"working on indices [{shown(self.indices)}]"
         )
         text += "; raise timeout=, or look at why these samples take so long"
         return f"{text}\nPython stack of the worker:\n{self.stack}" if self.stack else text
+
+
+class WorkerStuckWarning(UserWarning):
+    """The main process has been waiting for one batch for ``warn_stuck_s`` seconds. Given once a pass."""
