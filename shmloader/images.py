@@ -23,7 +23,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -103,13 +103,10 @@ class Fit:
             short = int(words[1])
         return cls(height=int(wide[2] or wide[1]), width=int(wide[1]), short=short, crop=crop)
 
-    def apply(self, image: Image) -> Image:
-        """Return a new image of this size, or ``image`` itself if it has it already."""
-        bilinear = _pillow().Resampling.BILINEAR
+    def plan(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return what becomes of an image: ((width, height) it is scaled to, (left, top) of the cut in that)."""
         if self.crop is None:
-            target = (self.width, self.height)
-            return image if image.size == target else image.resize(target, bilinear)
-        width, height = image.size
+            return (self.width, self.height), (0, 0)
         if self.short is not None:
             scaled = (
                 (self.short, max(1, int(self.short * height / width)))
@@ -119,11 +116,14 @@ class Fit:
         else:
             scale = max(self.width / width, self.height / height)
             scaled = (max(self.width, round(width * scale)), max(self.height, round(height * scale)))
+        return scaled, (round((scaled[0] - self.width) / 2), round((scaled[1] - self.height) / 2))
+
+    def apply(self, image: Image) -> Image:
+        """Return a new image of this size, or ``image`` itself if it has it already and is not to be cropped."""
+        scaled, (left, top) = self.plan(*image.size)
         if scaled != image.size:
-            image = image.resize(scaled, bilinear)
-        left = round((scaled[0] - self.width) / 2)
-        top = round((scaled[1] - self.height) / 2)
-        return image.crop((left, top, left + self.width, top + self.height))
+            image = image.resize(scaled, _pillow().Resampling.BILINEAR)
+        return image if self.crop is None else image.crop((left, top, left + self.width, top + self.height))
 
     def describe(self) -> str:
         """Say in a few words what is done: it goes into reports and manifests."""
@@ -131,6 +131,15 @@ class Fit:
         if self.crop is None:
             return f"stretched to {size}"
         return f"{'scaled to cover' if self.short is None else f'shorter side {self.short}'}, centre crop {size}"
+
+
+class Seen(NamedTuple):
+    """How an image is seen: its size once it is upright, before any ``Fit``, and the turn that made it so."""
+
+    height: int
+    width: int
+    turn: int
+    """The EXIF orientation that was applied: 1 (none) to 8. From 5 on, height and width have changed places."""
 
 
 def _open(data: bytes | bytearray | memoryview, name: str) -> Image:
@@ -175,13 +184,10 @@ def _to_rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-def decode_pil(data: bytes | bytearray | memoryview, *, name: str = "image", fit: Fit | None = None) -> Image:
-    """Decode the bytes of an image file to an upright RGB ``PIL.Image``, brought to size by ``fit``.
-
-    ``name`` says in errors which image it was. Raises BrokenImage, or MissingExtra without Pillow.
-    """
+def _decode(data: bytes | bytearray | memoryview, name: str) -> tuple[Image, Seen]:
     image = _open(data, name)
     try:
+        told = _orientation(image) if image.format == "TIFF" else None
         image.load()
         turn = _orientation(image)  # after load: Pillow turns TIFF upright by itself, and takes the tag away
         image = _to_rgb(image)
@@ -189,6 +195,15 @@ def decode_pil(data: bytes | bytearray | memoryview, *, name: str = "image", fit
             image = image.transpose(_pillow().Transpose[_TURNS[turn]])
     except _DAMAGE as fault:
         raise BrokenImage(name, len(data), _clause(fault)) from fault
+    return image, Seen(image.height, image.width, told or turn)
+
+
+def decode_pil(data: bytes | bytearray | memoryview, *, name: str = "image", fit: Fit | None = None) -> Image:
+    """Decode the bytes of an image file to an upright RGB ``PIL.Image``, brought to size by ``fit``.
+
+    ``name`` says in errors which image it was. Raises BrokenImage, or MissingExtra without Pillow.
+    """
+    image, _ = _decode(data, name)
     return fit.apply(image) if fit is not None else image
 
 
@@ -217,8 +232,17 @@ def decode_chw(
     return out
 
 
-def check(data: bytes | bytearray | memoryview, *, name: str = "image") -> tuple[int, int]:
-    """Prove that an image file can be decoded to its end; return (height, width) as a decoder would give them.
+def decode_seen(
+    data: bytes | bytearray | memoryview, *, name: str = "image", fit: Fit | None = None
+) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], Seen]:
+    """Decode as ``decode_chw`` does; return the pixels and how the image was seen, which places its annotations."""
+    image, seen = _decode(data, name)
+    pixels = np.asarray(image if fit is None else fit.apply(image)).transpose(2, 0, 1)
+    return np.array(pixels, order="C"), seen
+
+
+def examine(data: bytes | bytearray | memoryview, *, name: str = "image") -> Seen:
+    """Prove that an image file can be decoded to its end; return how a decoder would see it.
 
     A JPEG is decoded at an eighth of its size: all of its bytes are read, which is what finds a cut file, at a third
     of the time.
@@ -226,6 +250,7 @@ def check(data: bytes | bytearray | memoryview, *, name: str = "image") -> tuple
     image = _open(data, name)
     width, height = image.size
     try:
+        told = _orientation(image) if image.format == "TIFF" else None
         if image.format == "JPEG":
             image.draft(None, (max(1, width // 8), max(1, height // 8)))
         image.load()
@@ -233,8 +258,15 @@ def check(data: bytes | bytearray | memoryview, *, name: str = "image") -> tuple
             _to_rgb(image)
         if image.format == "TIFF":  # Pillow turns these upright as it loads them
             width, height = image.size
-        if _orientation(image) >= 5:
+        turn = _orientation(image)
+        if turn >= 5:
             width, height = height, width
     except _DAMAGE as fault:
         raise BrokenImage(name, len(data), _clause(fault)) from fault
-    return height, width
+    return Seen(height, width, told or turn)
+
+
+def check(data: bytes | bytearray | memoryview, *, name: str = "image") -> tuple[int, int]:
+    """Return (height, width) of an image file as ``examine`` sees it, which proves it decodable."""
+    seen = examine(data, name=name)
+    return seen.height, seen.width

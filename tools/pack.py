@@ -14,8 +14,9 @@ from contextlib import closing
 from shmloader.errors import ShmLoaderError, human_bytes
 from shmloader.images import Fit
 from shmloader.packfile import PackReport
-from shmloader.sources import Options, Source, kinds, open_source, pack_source
+from shmloader.sources import Source, kinds, open_source, pack_source
 
+from . import pack_sources
 from .report import class_lines, one_line, progress_bar, show
 
 PROG = "shmloader-pack"
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--crop", choices=["center"], help="with --size: keep the proportions and cut out the middle, do not stretch"
     )
+    pack_sources.add_arguments(top)
     top.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     top.add_argument("--quiet", action="store_true", help="no progress, no report: errors only")
     return top
@@ -76,7 +78,7 @@ def _fit(top: argparse.ArgumentParser, options: argparse.Namespace) -> Fit | Non
 
 
 def _run(options: argparse.Namespace, fit: Fit | None) -> int:
-    source = open_source(options.source, options.kind, Options(fit=fit))
+    source = open_source(options.source, options.kind, pack_sources.source_options(options, fit))
     with closing(_Progress(len(source), quiet=options.quiet)) as progress:
         report = pack_source(source, options.out, overwrite=options.overwrite, progress=progress)
     if not options.quiet:

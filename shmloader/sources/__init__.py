@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-from ..errors import SourceError, UnknownSource
+from ..errors import MisuseError, SourceError, UnknownSource
 from .arrays import ArrayFiles
 from .base import Options, Source, StrPath
 from .image_folder import ImageFolder
 from .packing import pack_source
 from .problems import Problem
+from .voc import PascalVoc
 
-SOURCES: tuple[type[Source], ...] = (ArrayFiles, ImageFolder)
+SOURCES: tuple[type[Source], ...] = (ArrayFiles, PascalVoc, ImageFolder)
 """Every reader, in the order in which they are asked: the ones that look for something rarer come first."""
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "ArrayFiles",
     "ImageFolder",
     "Options",
+    "PascalVoc",
     "Problem",
     "Source",
     "kinds",
@@ -62,7 +64,11 @@ def open_source(path: StrPath, kind: str | None = None, options: Options | None 
         source = kinds()[kind]
         if not os.path.exists(path):
             raise SourceError(path, "there is no such file or folder")
-    return source.open(path, options or Options())
+    options = options or Options()
+    for name in options.given():
+        if name not in source.uses:
+            raise MisuseError(f"{path}: the option {name!r} means nothing for {source.kind} data")
+    return source.open(path, options)
 
 
 def _what_is_there(path: str) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from ..images import Fit
 from .problems import Problem
 
+Annotated = Literal["auto", "upright", "stored"]
 StrPath = str | os.PathLike[str]
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +33,25 @@ class Options:
     fit: Fit | None = None
     """Decode images and bring them to this size. None: keep the bytes of their files."""
 
+    images: str | None = None
+    """The folder that names of image files are relative to. None: it is looked for."""
+
+    image_set: str | None = None
+    """Which of the lists beside a Pascal VOC set to follow, such as ``"trainval"``. None: all annotations."""
+
+    annotated: Annotated = "auto"
+    """How images with an EXIF rotation lay when boxes and points were drawn on them; see ``geometry``."""
+
+    separator: str | None = None
+    """What stands between the columns of a text file. None: it is found out."""
+
+    columns: tuple[str, ...] | None = None
+    """What the columns are, each as ``role``, ``name`` or ``name=role``. None: it is found out."""
+
+    def given(self) -> tuple[str, ...]:
+        """Return the names of the options that differ from their defaults."""
+        return tuple([field.name for field in fields(self) if getattr(self, field.name) != field.default])
+
 
 class Source(Dataset[Any]):
     """Base of the readers of real-world data. ``len()`` and ``[i]`` as for any map-style Dataset."""
@@ -41,6 +61,9 @@ class Source(Dataset[Any]):
 
     looked_for: ClassVar[str]
     """What ``recognises`` looks for, as a phrase that fits behind "looked for"."""
+
+    uses: ClassVar[frozenset[str]] = frozenset({"fit"})
+    """The ``Options`` that mean something here; ``open_source`` refuses the others instead of ignoring them."""
 
     @classmethod
     @abstractmethod
@@ -115,6 +138,14 @@ class NameTable:
 
     def __len__(self) -> int:
         return len(self._ends)
+
+    def first_of(self) -> Array:
+        """For each name the position of the first one equal to it, int64 (n,): its own, unless it is a repetition."""
+        seen: dict[str, int] = {}
+        return np.fromiter((seen.setdefault(name, i) for i, name in enumerate(self)), np.int64, len(self))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < len(self._ends):
