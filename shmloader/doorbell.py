@@ -70,7 +70,9 @@ class Doorbell:
                 self._poll.register(fd, select.POLLIN)
             self._deaths = deaths
         ready = self._poll.poll(math.ceil(timeout_s * 1000))
-        return tuple(fd for fd, _ in ready if fd != self.fd)
+        if len(ready) == 1 and ready[0][0] == self.fd:  # nearly always
+            return ()
+        return tuple([fd for fd, _ in ready if fd != self.fd])
 
     def close(self) -> None:
         """Close this process's descriptor. Idempotent."""

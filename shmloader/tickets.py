@@ -28,18 +28,20 @@ _NOTHING = memoryview(b"")
 class Task:
     """A ticket that was handed out and not answered for good."""
 
+    # Rare, so they stand on the class: a ticket that goes the normal way sets none of them.
+    need = 0
+    """Bytes that its worker has asked for."""
+    refused: ShmLoaderError | None = None
+    """Why they cannot be had; its worker answers VOID then."""
+    heap: npt.NDArray[np.uint8] | None = None
+    """Where the pieces of a batch are put together that no slot can hold now; ``filled`` bytes are there."""
+    filled = 0
+
     def __init__(self, worker: int, slot: Slot, indices: Any) -> None:
         self.worker = worker
         self.slot: Slot | None = slot
         """The slot it holds; None once it holds none."""
         self.indices = indices
-        self.need = 0
-        """Bytes that its worker has asked for."""
-        self.refused: ShmLoaderError | None = None
-        """Why they cannot be had; its worker answers VOID then."""
-        self.heap: npt.NDArray[np.uint8] | None = None
-        """Where the pieces of a batch are put together that no slot can hold now; ``filled`` bytes are there."""
-        self.filled = 0
 
     def begin_again(self) -> None:
         """Forget what a worker that has died had done for it."""
