@@ -5,7 +5,8 @@ Rule 1: a slot in GRANTED has one writer, the worker that holds the ticket; the 
         between processes.
 Rule 2: LENT ends by itself: the lease hangs on a buffer object over exactly this slot's bytes, which every tensor,
         slice and ``.numpy()`` keeps alive. Its finaliser may run in any thread and inside any allocation, so it only
-        appends the slot to ``_returned``; the next move of the loader picks it up from there.
+        appends the slot to ``_returned``; the next move of the loader picks it up from there. Where a copy engine may
+        still read it, it is DRAINING first, and away like a lent one (drain.py).
 Rule 3: the cap counts committed bytes, over all arenas that share it. A slot may be larger than others: ragged giants
         get a slot of their own size.
 """
@@ -22,10 +23,13 @@ import numpy.typing as npt
 
 from .arena_stats import ArenaStats
 from .cap import Cap
+from .drain import Drain
 from .errors import BatchTooLarge, SharedMemoryFull
 from .pieces import Pieces
+from .pinning import Copying
 from .segment import PAGE, Segment, round_up
-from .slot import FREE, GRANTED, LENT, QUARANTINED, READY, Slot
+from .slot import DRAINING, FREE, GRANTED, LENT, QUARANTINED, READY, Slot
+from .watch import Watch
 
 IN_USE = 2
 """Slots of ``slots_wanted`` that are meant for the user: the batch at hand, and the next one while it replaces it."""
@@ -46,20 +50,33 @@ class Arena:
         self._slots: dict[int, Slot] = {}
         self._free: list[Slot] = []  # last in, first out: the slot whose pages are warmest
         self._returned: deque[Slot] = deque()
-        self._lent = 0
+        self._lent = 0  # or draining
         self._quarantined = 0
         self._peak_lent = 0
         self._made = 0
         self._mapped = 0
         self._lock = threading.Lock()
+        self._drain: Drain | None = None
+        self.watch: Watch | None = None  # looks for misuse, in debug mode
+
+    def serve(self, copying: Copying) -> None:
+        """From now on a copy engine may read lent slots: page-lock them, if so asked, and wait for its copies."""
+        with self._lock:
+            if copying.engine is not None and self._drain is None:
+                self._drain = Drain(copying, self.segment, self._returned.append)
+                for slot in self._slots.values():
+                    self._open(slot)
+
+    def _open(self, slot: Slot) -> None:
+        if self._drain is not None:
+            if self._drain.pins_slots and not slot.mapped:  # locking pages that are there takes a fifth of the time
+                self._map(slot)
+            self._drain.opened(slot)
 
     # --- raw pieces: control blocks
 
     def take_piece(self, nbytes: int) -> int:
-        """Commit a piece of at least ``nbytes`` that is no slot; return its offset. Raises SharedMemoryFull.
-
-        Control pages are less than a page per slot; the cap does not count them.
-        """
+        """Commit a piece of at least ``nbytes`` that is no slot; return its offset. Raises SharedMemoryFull."""
         with self._lock:
             return self._pieces.take_uncounted(nbytes)
 
@@ -79,9 +96,32 @@ class Arena:
             except IndexError:  # another thread was quicker
                 return
             slot.lease = None
+            if self._drain is not None and self._drain.is_read(slot):
+                slot.move("drain")
+                self._drain.waiting.append(slot)
+                continue
             slot.move("give_back")
             self._lent -= 1
-            self._free.append(slot)
+            self._free_again(slot)
+        if self._drain is not None and self._drain.waiting:
+            for slot in self._drain.poll():
+                slot.move("passed")
+                self._lent -= 1
+                self._free_again(slot)
+
+    def _free_again(self, slot: Slot) -> None:
+        self._free.append(slot)
+        if self._drain is not None:
+            self._drain.freed(slot)
+        if self.watch is not None:
+            self.watch.freed(slot)
+
+    def _grant(self, slot: Slot) -> Slot:
+        """Make the move, for a slot that was taken off the list of the free ones."""
+        if self.watch is not None:
+            self.watch.granted(slot, self._free)
+        slot.move("grant")
+        return slot
 
     def grant(self, need: int = 0) -> Slot | None:
         """Return a FREE slot of ``need`` bytes, now GRANTED, or None if there is none to be had now.
@@ -93,9 +133,7 @@ class Arena:
             self._collect()
             free = self._free
             if not need and free and free[-1].nbytes >= self.slot_bytes:  # nearly always
-                warm = free.pop()
-                warm.move("grant")
-                return warm
+                return self._grant(free.pop())
             want = max(need, self.slot_bytes, PAGE)
             for place in range(len(free) - 1, -1, -1):
                 if free[place].nbytes >= want:
@@ -105,9 +143,7 @@ class Arena:
                 slot = self._make(want)
                 if slot is None and not need and free:
                     slot = free.pop()
-            if slot is not None:
-                slot.move("grant")
-            return slot
+            return None if slot is None else self._grant(slot)
 
     def grant_any(self) -> Slot | None:
         """Return the largest FREE slot, now GRANTED, or None if there is none."""
@@ -117,8 +153,7 @@ class Arena:
                 return None
             slot = max(self._free, key=lambda slot: slot.nbytes)
             self._free.remove(slot)
-            slot.move("grant")
-            return slot
+            return self._grant(slot)
 
     def add_slot(self) -> bool:
         """Make one more FREE slot if that takes nothing from anybody. Return whether it was made."""
@@ -137,8 +172,9 @@ class Arena:
 
     def _make(self, nbytes: int) -> Slot | None:
         """Make a slot that is on no list, in place of smaller free ones where count, cap or host ask for it."""
-        nbytes = round_up(nbytes)
-        self._refuse(nbytes)
+        nbytes, limit = round_up(nbytes), self.cap.limit
+        if limit is not None and nbytes > limit:  # the cap itself, not the host, makes it impossible
+            raise BatchTooLarge(nbytes, limit, limit)
         free = sorted(self._free, key=lambda slot: slot.nbytes)
         surplus = max(0, len(self._slots) + 1 - self._most())
         if surplus > len(free):
@@ -151,7 +187,10 @@ class Arena:
         if room < nbytes and self._slots:
             return None  # retiring slots would not help: keep them
         for slot in victims:
-            self._retire(slot)
+            self._free.remove(slot)
+            slot.move("retire")
+            del self._slots[slot.index]
+            self._take_down(slot)
         try:
             return self._new(nbytes)
         except SharedMemoryFull:  # a neighbour was quicker
@@ -163,20 +202,21 @@ class Arena:
         slot = Slot(self._made, self._pieces.take(nbytes), nbytes, self._returned.append)
         self._made += 1
         self._slots[slot.index] = slot
+        try:
+            self._open(slot)
+        except BaseException:  # an interrupt: the slot is there, and free
+            self._free.append(slot)
+            raise
         return slot
 
-    def _refuse(self, nbytes: int) -> None:
-        """Raise if the cap itself, not the host, makes a slot of this size impossible."""
-        limit = self.cap.limit
-        if limit is not None and nbytes > limit:
-            raise BatchTooLarge(nbytes, limit, limit)
-
-    def _retire(self, slot: Slot) -> None:
-        self._free.remove(slot)
-        slot.move("retire")
-        del self._slots[slot.index]
+    def _take_down(self, slot: Slot) -> None:
+        """Give the pages of a slot back that nobody looks at."""
         if slot.mapped:
             self._mapped -= slot.nbytes
+        if self._drain is not None:
+            self._drain.shut(slot)
+        if self.watch is not None:
+            self.watch.retired(slot)
         self._pieces.give(slot.offset, slot.nbytes)
 
     def publish(self, slot: Slot) -> None:
@@ -187,7 +227,7 @@ class Arena:
         """Take back a slot that nobody will look at: its worker failed, or its batch was dropped or copied."""
         with self._lock:
             slot.move("reclaim")
-            self._free.append(slot)
+            self._free_again(slot)
 
     def quarantine(self, slot: Slot) -> None:
         """Never write this slot again while its worker lives: code in there kept a view of it."""
@@ -201,7 +241,7 @@ class Arena:
             for slot in self._slots.values():
                 if slot.state == QUARANTINED:
                     slot.move("release")
-                    self._free.append(slot)
+                    self._free_again(slot)
             self._quarantined = 0
 
     def lend(self, slot: Slot, start: int, stop: int) -> npt.NDArray[np.uint8]:
@@ -209,25 +249,31 @@ class Arena:
 
         Whatever is made from the array must keep it alive; when it dies, the slot is FREE again.
         """
-        base = self.segment.view(slot.offset + start, stop - start)
+        with self._lock:
+            return self._hand_out(slot, start, stop)
+
+    def _hand_out(self, slot: Slot, start: int, stop: int) -> npt.NDArray[np.uint8]:
         if not slot.mapped:
             self._map(slot)
+        base = self.segment.view(slot.offset + start, stop - start)
         slot.move("lend")
+        if self._drain is not None:
+            self._drain.lending(slot)
+        if self.watch is not None:
+            self.watch.lent(slot)
         slot.lease = weakref.ref(base, slot.on_last_view_gone)
-        with self._lock:
-            self._lent += 1
-            if self._lent > self._peak_lent:
-                self._peak_lent = self._lent
+        self._lent += 1
+        self._peak_lent = max(self._peak_lent, self._lent)
         return base
 
     def _map(self, slot: Slot) -> None:
-        """Map a slot into this process before the user reads it: once for each slot, by several threads if large."""
+        """Map a slot into this process before it is read: once for each slot, by several threads if large."""
         self.segment.populate(slot.offset, slot.nbytes)
         slot.mapped = True
         self._mapped += slot.nbytes
 
     def circulating(self) -> int:
-        """Return how many slots neither the user nor code in a worker looks at."""
+        """Return how many slots neither the user, nor a copy engine, nor code in a worker looks at."""
         return len(self._slots) - self._lent - self._quarantined
 
     def can_spare(self, keep_back: int) -> bool:
@@ -240,20 +286,11 @@ class Arena:
         """Publish a GRANTED slot, and lend its first ``nbytes`` bytes if ``can_spare``, else return None: READY."""
         slot.move("publish")
         with self._lock:
-            if self._returned:
+            if self._returned or self._drain is not None:
                 self._collect()
-            lent = self._lent
             if self.circulating() <= keep_back and not self._add_slot():
                 return None
-            if not slot.mapped:
-                self._map(slot)
-            slot.move("lend")
-            base = self.segment.view(slot.offset, nbytes)
-            slot.lease = weakref.ref(base, slot.on_last_view_gone)
-            self._lent = lent + 1
-            if lent >= self._peak_lent:
-                self._peak_lent = lent + 1
-            return base
+            return self._hand_out(slot, 0, nbytes)
 
     def _most(self) -> int:
         """Slots that there may be: what is wanted, and one more for each that the user keeps, up to the cap."""
@@ -262,8 +299,7 @@ class Arena:
     # --- the end
 
     def close(self) -> None:
-        """Give all memory back that no view looks at. Lent batches stay right until their last view is gone.
-        Idempotent.
+        """Give all memory back that no view looks at; lent batches stay right. Idempotent.
 
         A forked child of the owner only lets go of its own handle.
         """
@@ -275,19 +311,20 @@ class Arena:
                 return
             self._collect()
             for slot in self._slots.values():
-                if slot.state != LENT:
-                    self._pieces.give(slot.offset, slot.nbytes)
-            if self._lent:
-                self.cap.adopt(self._returned, self._lent, self.segment.committed)
-            else:
-                self.cap.add(-self.segment.committed)
+                if slot.state not in (LENT, DRAINING):
+                    self._take_down(slot)
+            self.cap.adopt(self._returned, self._lent, self.segment.committed)
             self.segment.close()
+            self.watch = None
+            if self._drain is not None:
+                self._drain.close()
 
     def stats(self) -> ArenaStats:
         """Return the numbers of this moment."""
         with self._lock:
             self._collect()
             states = [slot.state for slot in self._slots.values()]
+            pins = None if self._drain is None else self._drain.pins
             return ArenaStats(
                 address=self.segment.address,
                 reserved=self.segment.nbytes,
@@ -299,8 +336,11 @@ class Arena:
                 granted=states.count(GRANTED),
                 ready=states.count(READY),
                 lent=states.count(LENT),
+                draining=states.count(DRAINING),
                 peak_lent=self._peak_lent,
-                pinned=False,
+                pinned=self._drain is not None and self._drain.pinned,
+                pinned_bytes=0 if pins is None else pins.nbytes,
+                pinned_s=0.0 if pins is None else pins.seconds,
                 backing=self.segment.backing,
                 prefaulted=self._mapped,
                 huge_pages=self.segment.placement.huge_pages,

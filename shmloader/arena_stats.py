@@ -29,10 +29,16 @@ class ArenaStats:
     """Slots with a finished batch that was not delivered yet."""
     lent: int
     """Slots in the user's hands: at least one view of their batch is alive."""
+    draining: int
+    """Slots without a view, which a copy to a device may still be reading."""
     peak_lent: int
-    """The most slots that were ever lent at one time."""
+    """The most slots that were ever lent or draining at one time."""
     pinned: bool
-    """Whether the committed memory is page-locked for CUDA."""
+    """Whether every slot is page-locked for CUDA, where it lies."""
+    pinned_bytes: int
+    """Bytes that are page-locked."""
+    pinned_s: float
+    """Seconds that page-locking has taken."""
     backing: str
     """``'posix'``, ``'memfd'`` or a directory."""
     prefaulted: int

@@ -19,8 +19,10 @@ from .cap import Cap
 from .errors import SharedMemoryFull
 from .host_room import kept_back
 from .limits import Limit, Ranks, find_ranks, mount_limit, shared_memory_limit
+from .pinning import Copying
 from .placement import place
 from .segment import HUGE, PAGE, SHM_ROOT, Segment, round_up
+from .watch import Watch
 
 AUTO = "auto"
 SMALL_MOUNT = 256 << 20
@@ -85,14 +87,21 @@ class Arenas:
     def __reduce__(self) -> tuple[Any, ...]:
         return Arenas, (self.arena_bytes, self.backing, self.numa_node)
 
-    def take(self, slots: int) -> Arena:
-        """Return an arena for one pass: an idle one, or a new one. Raises SharedMemoryFull or OSError."""
+    def take(self, slots: int, copying: Copying | None = None, debug: bool = False) -> Arena:
+        """Return an arena for one pass: an idle one, or a new one. Raises SharedMemoryFull or OSError.
+
+        ``copying``: what may read its slots beside the user. ``debug``: misuse of slots is looked for.
+        """
         if self._pid != os.getpid():  # a forked child: the arenas of its parent are not its own
             self._close_idle.detach()
             self._begin()
         with self._lock:
             arena = self._idle.pop() if self._idle else self._make()
             arena.slots_wanted = slots
+            if copying is not None:
+                arena.serve(copying)
+            if debug and arena.watch is None:
+                arena.watch = Watch(arena.segment.memory)
             self._newest = weakref.ref(arena)
             return arena
 

@@ -190,6 +190,13 @@ def _pickled(node: PickledNode) -> Build:
     return build
 
 
+def holds_custom(node: Node) -> bool:
+    """Whether a layout has objects of custom types in it, which are rebuilt from a pickle."""
+    if isinstance(node, SequenceNode | MappingNode):
+        return any(holds_custom(child) for child in node.children)
+    return isinstance(node, PickledNode)
+
+
 def compile_layout(node: Node) -> Build:
     """Return a function that builds the batch described by ``node`` as views of a lent slot.
 

@@ -16,7 +16,7 @@ class Cap:
 
     def room(self) -> int | None:
         """Bytes that may still be committed; None if the host alone decides."""
-        for orphan in [o for o in self._orphans if len(o[0]) == o[1]]:
+        for orphan in [o for o in self._orphans if len(o[0]) >= o[1]]:
             self._orphans.remove(orphan)
             self.used -= orphan[2]
         return None if self.limit is None else self.limit - self.used
@@ -26,7 +26,10 @@ class Cap:
 
         Its pages belong to one mapping, which lives as long as the last of their views.
         """
-        self._orphans.append((returned, lent, nbytes))
+        if lent:
+            self._orphans.append((returned, lent, nbytes))
+        else:
+            self.add(-nbytes)
 
     def add(self, nbytes: int) -> None:
         """Count ``nbytes`` more (negative: fewer) committed bytes."""

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from .arena import Arena
 from .badsamples import BadSamples, Flaws
-from .batch import Build, compile_layout
+from .batch import Build, compile_layout, holds_custom
 from .errors import CopiedOutWarning, human_bytes
+from .pinning import pinned_copy
 from .slot import Slot
 
 
@@ -43,14 +44,21 @@ class Counters:
 
 
 class Delivery:
-    """Turns published slots of one arena into batches. ``keep_back`` slots are never lent, so that work goes on."""
+    """Turns published slots of one arena into batches. ``keep_back`` slots are never lent, so that work goes on.
 
-    def __init__(self, arena: Arena, counters: Counters, keep_back: int) -> None:
+    ``pin_types``: ``pin_memory()`` of custom types is called, as torch does; all other batches are as they lie.
+    """
+
+    def __init__(self, arena: Arena, counters: Counters, keep_back: int, pin_types: bool = False) -> None:
         self._arena = arena
+        self._watch = arena.watch
+        self._pin_types = pin_types
         self._counters = counters
         self._keep_back = keep_back
         self._builds: dict[tuple[int, int], Build] = {}
         self._warned = False
+        self.lent_slot: Slot | None = None
+        """The slot of the batch that was delivered last; None if it was a copy."""
 
     def known_build(self, worker: int, number: int) -> Build:
         """Return the builder of a layout that ``worker`` has sent before under this number."""
@@ -63,6 +71,8 @@ class Delivery:
             self._counters.bad.add(root.bad)
             root = root.root
         build = compile_layout(root)
+        if self._pin_types and holds_custom(root):
+            build = _pinning(build)
         if number >= 0:
             self._builds[worker, number] = build
         return build
@@ -81,14 +91,19 @@ class Delivery:
         counters.batches += 1
         counters.payload_bytes += used
         base = self._arena.lend_if_spare(slot, used, self._keep_back)
+        self.lent_slot = slot
         if base is None:
+            self.lent_slot = None
             base = self._arena.segment.memory[slot.offset : slot.offset + used].copy()
             self._arena.reclaim(slot)
             self.count_copy()
+        elif self._watch is not None:
+            build = self._watch.checked(slot, build)
         return build(base)
 
     def deliver_copy(self, build: Build, base: npt.NDArray[Any]) -> Any:
         """Return a batch whose bytes are on the heap already."""
+        self.lent_slot = None
         self._counters.batches += 1
         self._counters.payload_bytes += len(base)
         return build(base)
@@ -97,7 +112,8 @@ class Delivery:
         """Count a batch that is a copy because the user holds the slots; warn at the first one of this pass."""
         stats = self._arena.stats()
         self._count_copy(
-            f"{stats.lent} of {stats.slots} slots hold batches that are still in use, so further batches are "
+            f"{stats.lent + stats.draining} of {stats.slots} slots hold batches that are still in use"
+            f"{f' ({stats.draining} of them by copies to a device)' if stats.draining else ''}, so further batches are "
             "delivered as copies, which are right but slower; drop old batches, or raise arena_bytes= "
             f"({self._limit()}) to keep more of them in shared memory"
         )
@@ -119,3 +135,8 @@ class Delivery:
         if not self._warned:
             self._warned = True
             warnings.warn(why, CopiedOutWarning, stacklevel=2)
+
+
+def _pinning(build: Build) -> Build:
+    """Return ``build`` followed by what torch's pinning does: a no-op for tensors that are page-locked already."""
+    return lambda base: pinned_copy(build(base), "cuda")

@@ -24,7 +24,9 @@ from .budget import parse_bytes, slots_wanted
 from .delivery import Counters
 from .interrupts import raise_kept
 from .passes import InProcessPass
+from .pinning import Copying, Stream, choose_copying, parse_device
 from .robustness import RESTART, WARN_STUCK_S, check_choice, refuse_iterable
+from .watch import wanted
 from .worker_pass import WorkerPass
 
 T_co = TypeVar("T_co", covariant=True)
@@ -69,6 +71,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     ``arena_backing``: ``"auto"`` (posix shared memory, or memfd where that is small or missing), ``"posix"``,
     ``"memfd"``, or a directory for the memory's file, which has no name there either.
     ``arena_numa_node``: commit the arena's memory on this NUMA node (the GPU's, say). None: where the kernel puts it.
+    ``device``: where batches are delivered. ``None`` and ``"cpu"``: in host memory, as torch does. ``"cuda"``,
+    ``"cuda:1"``, an int: on that device, copied by a stream of their own; DeviceUnavailable at once if it is not there.
+    ``device_prefetch``: batches that are copied ahead of the one that is handed out, as far as they are ready.
+    ``drain``: a slot waits, without a view, until the device has passed everything it was given so far, because
+    ``non_blocking`` copies may still read it (see ``record_stream``). False: it is reused at once, which is right only
+    if every copy of a batch has ended before its last tensor is dropped. Ignored with ``device``.
+    ``debug``: look for misuse of batches' memory, at the price of a pass over each slot; None: as the environment
+    variable SHMLOADER_DEBUG says.
+
+    ``pin_memory=True`` with CUDA page-locks the arena where it lies, so that nothing is copied or pinned per batch; if
+    the system refuses, one NotPinnedWarning says why. Without an accelerator one warning, as torch gives it.
 
     ``on_worker_death``: ``"raise"`` WorkerDied, or ``"restart"``: a new worker takes over, and the epoch's batches are
     those of an undisturbed run (revival.py says for which datasets, and what bounds it).
@@ -109,11 +122,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         on_worker_death: str = RAISE,
         on_bad_sample: str = RAISE,
         warn_stuck_s: float | None = WARN_STUCK_S,
+        device: str | int | torch.device | None = None,
+        device_prefetch: int = 2,
+        drain: bool = True,
+        debug: bool | None = None,
     ) -> None:
         check_choice("on_worker_death", on_worker_death, (RAISE, RESTART))
         check_choice("on_bad_sample", on_bad_sample, POLICIES)
         if arena_numa_node is not None and operator.index(arena_numa_node) < 0:
             raise ValueError(f"arena_numa_node must be the number of a NUMA node or None, not {arena_numa_node}")
+        if device_prefetch < 0:
+            raise ValueError(f"device_prefetch must be the number of batches to copy ahead, not {device_prefetch}")
+        self.device, self.device_prefetch, self.drain, self.debug = device, device_prefetch, drain, debug
+        self._device, self._debug = parse_device(device), wanted(debug)
+        self._streams: list[Stream] = []
+        self._copying: Copying | None = None
         size = None if arena_bytes is None else parse_bytes(arena_bytes)
         self._arenas = Arenas(size, os.fspath(arena_backing), arena_numa_node)
         self._counters = Counters()
@@ -168,7 +191,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state["_passes"] = None
+        state["_passes"] = state["_copying"] = None
+        state["_streams"] = []
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -185,7 +209,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         workers = self.num_workers
-        arena = self._arenas.take(slots_wanted(workers, self.prefetch_factor))
+        copying = self._copying
+        if copying is None or copying.pid != os.getpid():
+            copying = self._copying = self._choose_copying()
+        ahead = self.device_prefetch if copying.to_device else 0
+        arena = self._arenas.take(slots_wanted(workers, self.prefetch_factor) + ahead, copying, self._debug)
         arenas = self._arenas
 
         def plan(arena: Arena, need: int) -> None:
@@ -193,15 +221,29 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         try:
             if workers == 0:
-                new_pass: Any = InProcessPass(self, arena, self._counters, plan, arenas.give)
+                new_pass: Any = InProcessPass(self, arena, self._counters, plan, arenas.give, copying, ahead)
             else:
                 self.check_worker_number_rationality()
-                new_pass = WorkerPass(self, arena, self._counters, plan, arenas.give)
+                new_pass = WorkerPass(self, arena, self._counters, plan, arenas.give, copying, ahead)
         except BaseException:
             arenas.give(arena)
             raise
         self._passes.add(new_pass)
         return new_pass  # type: ignore[no-any-return]
+
+    def _choose_copying(self) -> Copying:
+        """Return how this process's accelerator reads the batches: the seam where tests put a recorder in."""
+        return choose_copying(self._device, self.pin_memory, self.pin_memory_device, self.drain, self._streams)
+
+    def record_stream(self, stream: Stream) -> None:
+        """Name a stream on which batches are copied or read, as ``Tensor.record_stream`` does for one tensor.
+
+        Needed only for a stream that is current neither when a batch is handed out nor when its last tensor is dropped,
+        and that none of these waits for in between. Slots then wait for ``stream`` too, as long as this loader lives,
+        so it must live as long. Does nothing without CUDA.
+        """
+        if stream not in self._streams:
+            self._streams.append(stream)
 
     def stats(self) -> LoaderStats:
         """Return the numbers of this moment. Cheap: a few microseconds a slot."""
@@ -228,6 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         for old_pass in list(self._passes):
             old_pass._shutdown_workers()
+            old_pass.drop_ahead()
         self._iterator = None
         self._arenas.close()
         raise_kept()

@@ -135,6 +135,12 @@ class Inbox:
         self._announced = 0
         self._read = 0
 
+    def has_message(self) -> bool:
+        """Whether ``receive`` would return a message. Never blocks."""
+        if self._announced == self._read:
+            self._announced += self.bell.take()
+        return self._announced != self._read
+
     def receive(self) -> tuple[int, ...] | None:
         """Return the eight numbers of the next message, or None if none is announced. Never blocks."""
         if self._announced == self._read:

@@ -30,12 +30,13 @@ from .batch import Build, compile_layout
 from .collate import Memory, SlotWriter
 from .delivery import Counters, Delivery
 from .describe import BatchDescription
+from .device import Feed
 from .errors import IteratorClosed
 from .fetch import Fetcher, NothingLeft, Recipe
 from .gathering import Gatherer
 from .interrupts import raise_kept
 from .order import index_batches
-from .pinning import pinned_copy, pinning_device
+from .pinning import Copying, pinned_copy
 from .slot import Slot
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ _NOTHING = np.empty(0, np.uint8)
 class Pass(_BaseDataLoaderIter):
     """An iterator over one epoch. Does not call torch's constructor: that one warns about pinning once per epoch."""
 
-    def __init__(self, loader: Any, arena: Arena, counters: Counters) -> None:
+    _delivery: Delivery
+
+    def __init__(self, loader: Any, arena: Arena, counters: Counters, copying: Copying, ahead: int) -> None:
         self._dataset = loader.dataset
         self._pg = None
         self._shared_seed: int | None = None
@@ -59,8 +62,10 @@ class Pass(_BaseDataLoaderIter):
         self._index_sampler = loader._index_sampler
         self._num_workers = loader.num_workers
         self._world_size, self._rank = _get_distributed_settings()
-        self._pin_memory_device = pinning_device() if loader.pin_memory else None
-        self._pin_memory = self._pin_memory_device is not None
+        self._copying = copying
+        self._pin_memory = copying.pin or copying.copy_for is not None
+        self._pin_memory_device = loader.pin_memory_device or None
+        self._pin_by_copy = copying.copy_for
         self._timeout = loader.timeout
         self._collate_fn = loader.collate_fn
         self._sampler_iter: Iterator[Any] = index_batches(self._index_sampler)
@@ -73,6 +78,7 @@ class Pass(_BaseDataLoaderIter):
         self._counters = counters
         self._on_bad_sample: str = loader.on_bad_sample
         self._bad_before = counters.bad.count
+        self._feed = Feed(copying, ahead) if copying.to_device else None
 
     def _reseed_data_pipes(self, loader: DataLoader[Any]) -> None:
         """Give an IterDataPipe the random seed that all ranks and workers share, as torch's loader does."""
@@ -98,19 +104,42 @@ class Pass(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         raise AssertionError("every pass has its own")
 
+    def _take(self) -> Any:
+        """Return the next batch as it was ordered: on the host, pinned or not, or on the device."""
+        if self._feed is not None:
+            return self._feed.next(self._pull, self._ready)
+        batch = self._next_data()
+        return batch if self._pin_by_copy is None else pinned_copy(batch, self._pin_by_copy)
+
+    def _pull(self) -> tuple[Any, Slot | None]:
+        """Return the next host batch and its slot, for the feed."""
+        batch = self._next_data()
+        if self._pin_by_copy is not None:
+            batch = pinned_copy(batch, self._pin_by_copy)
+        return batch, self._delivery.lent_slot
+
+    def drop_ahead(self) -> None:
+        """Drop the device batches that were fetched ahead."""
+        if self._feed is not None:
+            self._feed.clear()
+
+    def _ready(self) -> bool:
+        """Whether ``_next_data`` would return at once."""
+        return False
+
     def worker_pids(self) -> list[int]:
         """Return the process ids of the workers that live."""
         return []
 
     def __next__(self) -> Any:
         raise_kept()
+        if self._copying.refused is not None:
+            self._copying.tell()
         if _profiler_enabled():
             with torch.autograd.profiler.record_function(self._profile_name):
-                data = self._next_data()
+                data = self._take()
         else:
-            data = self._next_data()
-        if self._pin_memory_device is not None:
-            data = pinned_copy(data, self._pin_memory_device)
+            data = self._take()
         self._num_yielded += 1
         if (
             self._IterableDataset_len_called is not None
@@ -148,8 +177,12 @@ class InProcessPass(Pass):
         counters: Counters,
         plan: Callable[[Arena, int], None],
         done: Callable[[Arena], None],
+        copying: Copying,
+        ahead: int,
     ) -> None:
-        super().__init__(loader, arena, counters)
+        super().__init__(loader, arena, counters, copying, ahead)
+        if copying.call_types:  # of batches that are not born in a slot too
+            self._pin_by_copy = copying.copy_for or "cuda"
         if self._timeout != 0:
             raise AssertionError("a loader without workers requires timeout == 0")
         if isinstance(self._dataset, IterDataPipe | MapDataPipe):
@@ -204,6 +237,7 @@ class InProcessPass(Pass):
         if slot is None:
             return None
         arena.publish(slot)
+        self._delivery.lent_slot = slot
         return slot, arena.lend(slot, 0, slot.nbytes)
 
     def _gather(self, gatherer: Gatherer, indices: Any) -> Any:
@@ -219,6 +253,8 @@ class InProcessPass(Pass):
             build = compile_layout(plan.root)
             if plan.key is not None:
                 self._builds[plan.key] = build
+        if self._arena.watch is not None:
+            build = self._arena.watch.checked(slot, build)
         return self._count(build(base), plan.end)
 
     def _fetch(self, indices: Any) -> Any:
@@ -251,6 +287,7 @@ class InProcessPass(Pass):
 
     def _on_heap(self, indices: Any) -> Any:
         """Make a batch without a slot."""
+        self._delivery.lent_slot = None
         self._delivery.count_copy()
         return self._count(self._fetch_from(indices, SlotWriter(_NOTHING, 0, 0, 0)), 0)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .delivery import Counters
 from .errors import WorkerDied, WorkerStuckWarning, WorkerTimeout
@@ -53,6 +53,10 @@ class Replies:
                 return message
         message = self._pool.inboxes[worker].receive()
         return self._wait([worker], timeout_s) if message is None else message
+
+    def ready(self, workers: Iterable[int]) -> bool:
+        """Whether a reply of one of ``workers`` can be had without waiting."""
+        return any(worker in self.early or self._pool.inboxes[worker].has_message() for worker in workers)
 
     def next_of_any(self, workers: list[int], timeout_s: float) -> tuple[int, ...]:
         """Return the next reply of one of ``workers``; raises as ``next_of`` does."""

@@ -44,6 +44,7 @@ from .mailbox import (
 )
 from .order import index_batches
 from .passes import Pass
+from .pinning import Copying
 from .pool import Pool
 from .replies import Replies
 from .revival import Reviver
@@ -65,8 +66,10 @@ class WorkerPass(Pass):
         counters: Counters,
         plan: Callable[[Arena, int], None],
         done: Callable[[Arena], None],
+        copying: Copying,
+        ahead: int,
     ) -> None:
-        super().__init__(loader, arena, counters)
+        super().__init__(loader, arena, counters, copying, ahead)
         self._prefetch_factor = loader.prefetch_factor or 2
         self._in_order = loader.in_order
         self._plan = plan
@@ -85,7 +88,8 @@ class WorkerPass(Pass):
             restartable=loader.on_worker_death == RESTART,
         )
         self._tasks: dict[int, Task] = {}
-        self._delivery = Delivery(arena, counters, keep_back=min(self._num_workers, max(1, arena.slots_wanted // 2)))
+        keep_back = min(self._num_workers, max(1, arena.slots_wanted // 2))
+        self._delivery = Delivery(arena, counters, keep_back, copying.call_types and copying.copy_for is None)
         self._asked: list[bool] = []  # not empty: the end was asked for, and is no garbage collection
         self._close = weakref.finalize(self, _end, self._pool, arena, self._tasks, done, self._asked)
         self._workers = self._pool.processes
@@ -130,6 +134,7 @@ class WorkerPass(Pass):
         """Begin the next epoch with the same workers. What the last one had not delivered is dropped."""
         if self._pool.stopped:
             raise IteratorClosed("its workers were shut down")
+        self.drop_ahead()
         try:
             self._cancel()
             self._reseed_data_pipes(loader)
@@ -294,6 +299,10 @@ class WorkerPass(Pass):
         turn = self._turn % len(workers)
         reply = self._replies.next_of_any(workers[turn:] + workers[:turn], self._timeout)
         return reply[1], reply
+
+    def _ready(self) -> bool:
+        tasks = [self._tasks[min(self._tasks)]] if self._in_order and self._tasks else self._tasks.values()
+        return not self._pool.stopped and self._replies.ready(task.worker for task in tasks)
 
     def _shutdown_workers(self) -> None:
         """End the workers now. Lent batches stay valid; what was not delivered is dropped. Idempotent."""

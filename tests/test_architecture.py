@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
                 "layout lifeline order pinning randomstates segment slot unequal"
             ),
         ),
-        ("1b facts together", "limits mailbox robustness witness"),
+        ("1b facts together", "drain limits mailbox robustness watch witness"),
         ("1c what the host has left", "host_room oom"),
         ("1d memory taken and given back", "pieces"),
         ("2a slots and sizes", "arena budget"),

@@ -129,6 +129,21 @@ CASES: dict[type[ShmLoaderError], tuple[dict[str, Any], tuple[str, ...], tuple[t
         ("cannot lend slot 3", "FREE", "legal here: grant"),
         (RuntimeError,),
     ),
+    errors.StaleSlot: (
+        {"slot": 3, "generation": 7, "what": "was written", "taken_at": 'File "train.py", line 9'},
+        ("slot 3", "use 7", "was written", "train.py"),
+        (RuntimeError,),
+    ),
+    errors.PinningRefused: (
+        {"nbytes": 4096, "address": 0x7F0000, "code": 2, "meaning": "out of memory", "cure": "lower arena_bytes="},
+        ("4096", "0x7f0000", "0x7f1000", "error 2", "out of memory", "lower arena_bytes="),
+        (RuntimeError,),
+    ),
+    errors.DeviceUnavailable: (
+        {"device": "cuda:9", "why": "torch sees 2 CUDA devices"},
+        ("'cuda:9'", "2 CUDA devices", "pin_memory=True"),
+        (RuntimeError,),
+    ),
     errors.MissingExtra: (
         {"package": "Pillow", "extra": "images", "purpose": "decode images"},
         ("Pillow", "decode images", "shmloader[images]"),

@@ -25,8 +25,17 @@ from .data import (
     UnknownSource,
     UnsupportedField,
 )
-from .host import ArenaTooSmall, BatchTooLarge, CopiedOutWarning, ResourceError, SharedMemoryFull
-from .misuse import BadChoice, IteratorClosed, MissingExtra, MisuseError, SlotMisuse
+from .host import (
+    ArenaTooSmall,
+    BatchTooLarge,
+    CopiedOutWarning,
+    DeviceUnavailable,
+    NotPinnedWarning,
+    PinningRefused,
+    ResourceError,
+    SharedMemoryFull,
+)
+from .misuse import BadChoice, IteratorClosed, MissingExtra, MisuseError, SlotMisuse, StaleSlot
 from .pack import (
     NotAPack,
     PackDamaged,
@@ -50,10 +59,12 @@ __all__ = [
     "CopiedOutWarning",
     "DataError",
     "DeviceTensor",
+    "DeviceUnavailable",
     "IteratorClosed",
     "MissingExtra",
     "MisuseError",
     "NotAPack",
+    "NotPinnedWarning",
     "OomKills",
     "PackDamaged",
     "PackError",
@@ -62,6 +73,7 @@ __all__ = [
     "PackNotFound",
     "PackUnfinished",
     "PackVersionError",
+    "PinningRefused",
     "ResourceError",
     "ResumeRefused",
     "SampleMismatch",
@@ -69,6 +81,7 @@ __all__ = [
     "ShmLoaderError",
     "SlotMisuse",
     "SourceError",
+    "StaleSlot",
     "UnequalSamples",
     "UnknownSource",
     "UnsupportedField",

@@ -67,3 +67,48 @@ class BatchTooLarge(ResourceError, ValueError):
 
 class CopiedOutWarning(UserWarning):
     """Batches are delivered as copies, because the user keeps so many that no more slots can be lent."""
+
+
+class PinningRefused(ResourceError):
+    """The system does not page-lock a range. Batches stay right; copies to the device are slower and not asynchronous.
+
+    Told as a NotPinnedWarning, not raised to the user.
+    """
+
+    def __init__(self, nbytes: int, address: int, code: int, meaning: str, cure: str) -> None:
+        super().__init__(nbytes, address, code, meaning, cure)
+        self.nbytes = nbytes
+        """Bytes asked for."""
+        self.address = address
+        """Where the range begins."""
+        self.code = code
+        """The error code of the driver or runtime; 0: it came to no call."""
+        self.meaning = meaning
+        self.cure = cure
+
+    def _sentence(self) -> str:
+        what = (
+            f"cannot page-lock {human_bytes(self.nbytes)} ({self.nbytes} bytes) at "
+            f"[{self.address:#x}, {self.address + self.nbytes:#x}): error {self.code} ({self.meaning})"
+        )
+        return f"{what}; {self.cure}" if self.cure else what
+
+
+class DeviceUnavailable(ResourceError):
+    """The device that was named cannot be had."""
+
+    hint = (
+        "leave device= away and use pin_memory=True, which works everywhere, or ask first: "
+        "device='cuda' if torch.cuda.is_available() else 'cpu'"
+    )
+
+    def __init__(self, device: str, why: str) -> None:
+        super().__init__(device, why)
+        self.device, self.why = device, why
+
+    def _sentence(self) -> str:
+        return f"device={self.device!r} cannot be had: {self.why}"
+
+
+class NotPinnedWarning(UserWarning):
+    """Batches are not page-locked though that was asked for."""

@@ -12,12 +12,31 @@ class MisuseError(ShmLoaderError, RuntimeError):
 class SlotMisuse(MisuseError):
     """A slot was asked to make a move that its state does not allow."""
 
-    def __init__(self, slot: int, state: str, event: str, legal: tuple[str, ...]) -> None:
-        super().__init__(slot, state, event, legal)
+    def __init__(self, slot: int, state: str, event: str, legal: tuple[str, ...], taken_at: str = "") -> None:
+        super().__init__(slot, state, event, legal, taken_at)
         self.slot, self.state, self.event, self.legal = slot, state, event, legal
+        self.taken_at = taken_at
+        """Where its batch was taken, in debug mode."""
 
     def _sentence(self) -> str:
-        return f"cannot {self.event} slot {self.slot}, which is {self.state}; legal here: {', '.join(self.legal)}"
+        what = f"cannot {self.event} slot {self.slot}, which is {self.state}; legal here: {', '.join(self.legal)}"
+        return f"{what}; its batch was taken at\n{self.taken_at}" if self.taken_at else what
+
+
+class StaleSlot(MisuseError):
+    """Debug mode found that the memory of a batch was used after the last tensor of that batch was gone."""
+
+    def __init__(self, slot: int, generation: int, what: str, taken_at: str) -> None:
+        super().__init__(slot, generation, what, taken_at)
+        self.slot = slot
+        self.generation = generation
+        """How often the slot had been handed out."""
+        self.what = what
+        self.taken_at = taken_at
+        """Where that batch was taken."""
+
+    def _sentence(self) -> str:
+        return f"slot {self.slot} (use {self.generation}) {self.what}; that batch was taken at\n{self.taken_at}"
 
 
 class MissingExtra(MisuseError, ImportError):
