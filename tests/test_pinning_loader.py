@@ -73,11 +73,11 @@ def test_a_dropped_batch_is_not_overwritten_while_a_slow_device_reads_it(num_wor
     recorder = Recorder(pace=0)
     loader = Recorded(Numbered(200), 4, num_workers=num_workers, pin_memory=True, recorder=recorder, arena_bytes=MIB)
     copies = []
-    for number, (rows, labels) in enumerate(loader):
+    for number, (rows, _labels) in enumerate(loader):
         copies.append(recorder.copy(rows))
         if number % 7 == 6:
             recorder.default.run(3)
-    del rows, labels
+    del rows, _labels
     recorder.run()
     for number, rows in enumerate(copies):
         assert (rows == torch.arange(4 * number, 4 * number + 4)[:, None] % 90).all(), number
@@ -103,12 +103,12 @@ def test_kept_batches_beside_a_device_that_never_comes_back(num_workers):
     recorder = Recorder(pace=0)
     loader = Recorded(Numbered(400), 4, num_workers=num_workers, pin_memory=True, recorder=recorder, arena_bytes=MIB)
     kept, copies = [], []
-    for number, (rows, labels) in enumerate(loader):
+    for number, (rows, _labels) in enumerate(loader):
         if number % 2:
             kept.append((number, rows))
         copies.append(recorder.copy(rows) if recorder.is_pinned(rows) else rows.clone())
         assert loader.stats().arena.nbytes <= MIB + 64 * 1024
-    del rows, labels
+    del rows, _labels
     stats = loader.stats()
     assert stats.batches == 100
     assert stats.copied_out > 0
