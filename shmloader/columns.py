@@ -68,6 +68,8 @@ class Columns:
     fields: tuple[FixedColumn | RaggedReader, ...]
     mapping: Indices | None
     """From the user's indices to rows; None: they are the same."""
+    before: Callable[[Indices], None] | None = None
+    """To be called with the rows of a batch before they are read."""
 
     @property
     def is_fixed(self) -> bool:
@@ -101,7 +103,7 @@ def columns_of(dataset: Any) -> Columns | None:
     if type(inner) is PackedDataset:
         if inner.transform is not None or any(field.field.stores_bytes for field in inner.gather.fields):
             return None
-        return Columns(inner, inner.gather.fields, mapping)
+        return Columns(inner, inner.gather.fields, mapping, inner.before)
     if type(inner) is TensorDataset and inner.tensors:
         if not all(is_plain(t) and not t.requires_grad and not t.is_conj() and not t.is_neg() for t in inner.tensors):
             return None

@@ -22,6 +22,7 @@ from .collate import Memory, SlotWriter
 from .collates import ListCollate
 from .columns import Columns, FixedColumn, columns_of
 from .describe import BatchDescription
+from .errors import PackDamaged
 from .fetch import Recipe
 from .layout import MappingNode, Node, PickledNode, SequenceNode, SplitLeaf, TensorLeaf, align
 from .packfile.joined import bind_joined, joinable
@@ -100,19 +101,22 @@ class Gatherer:
         columns = columns_of(recipe.dataset)
         if columns is None or not len(columns.dataset) or not (columns.is_fixed or lists):
             return None
-        batch = collate([columns.dataset[0]])
-        gatherer = cls(columns, _Template(_describe(batch), columns.fields))
         try:
+            batch = collate([columns.dataset[0]])
+            gatherer = cls(columns, _Template(_describe(batch), columns.fields))
             plan = gatherer.plan(np.zeros(1, np.int64), 0)
-        except TypeError:
+        except (TypeError, PackDamaged):  # damage is told with the samples that it concerns
             return None
         # The structure is right if it gives this very batch its places: same order, dtypes and shapes.
         return gatherer if _shapes(plan.root) == _shapes(_describe(batch)) else None
 
     def plan(self, indices: Indices, start: int) -> GatherPlan:
-        """Return where the fields of a batch lie behind ``start``. Raises IndexError for rows that are not there."""
+        """Return where the fields of a batch lie behind ``start``. Raises IndexError for rows that are not there, and
+        PackDamaged."""
         count = len(indices)
         rows = self._columns.rows(indices)
+        if self._columns.before is not None:
+            self._columns.before(rows)
         if self._columns.is_fixed:
             known = self._plans.get((count, start))
             if known is None:

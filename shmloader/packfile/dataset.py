@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from ..errors import BadChoice
+from .checks import OFF, OPEN, VERIFY, Checks
 from .mapping import OpenPack, open_pack
 from .reader import FixedReader, RaggedReader, open_fields
 from .schema import Field, Manifest
@@ -40,10 +42,17 @@ class PackedDataset(Dataset[Any]):
     ``fields`` selects, and orders, parts of the sample by name: ``("image", "label")``; or one, unpacked: ``"label"``.
     ``transform`` is called with each sample.
 
+    ``verify`` compares the checksums of chunks with what is read. ``"off"`` (the default): never; only the head and the
+    tables are checked, when the file is opened. ``"first-touch"``: of each chunk, when it is first read from; once for
+    all processes that were forked from here. ``"open"``: of all selected fields at once, here. Comparing costs one pass
+    over the bytes: 2.3 GB/s measured from memory, so 7 ms a chunk of 16 MiB; from a cold disk, the reading of whole
+    chunks where rows would do. Whatever it says, a file that was cut is noticed before each batch.
+
     Opening maps the file (read-only, no lock, no other file) and reads its head, whatever its size. It may be opened,
     read, pickled, forked and used from threads in any order. Pickled it is path and options; the process that
     unpickles it maps the file for itself, and refuses one that has been replaced meanwhile.
-    Raises PackNotFound, NotAPack, PackUnfinished, PackDamaged, PackVersionError, and KeyError for an unknown field.
+    Raises PackNotFound, NotAPack, PackUnfinished, PackDamaged, PackVersionError, and KeyError for an unknown field;
+    PackDamaged also when samples are read.
     """
 
     def __init__(
@@ -51,11 +60,17 @@ class PackedDataset(Dataset[Any]):
         path: str | os.PathLike[str],
         fields: str | Sequence[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
+        verify: str = OFF,
     ) -> None:
+        if verify not in VERIFY:
+            raise BadChoice("verify", verify, "must be " + ", ".join(map(repr, VERIFY)))
         self.path = os.path.abspath(path)
+        self.verify = verify
         self.transform = transform
         self._selected = fields if fields is None or isinstance(fields, str) else tuple(fields)
         self._attach(open_pack(self.path))
+        if verify == OPEN:
+            self._checks.everything()
 
     def _attach(self, pack: OpenPack) -> None:
         self._pack = pack
@@ -74,6 +89,7 @@ class PackedDataset(Dataset[Any]):
             numbers = list(dict.fromkeys(leaves(structure)))
             structure = renumber(structure, numbers)
         self._readers = tuple([readers[number] for number in numbers])
+        self._checks = Checks(pack, numbers, self.verify)
         self._gets = [reader.get for reader in self._readers]
         self._build = builder(structure) if structure is not None else None
         order = leaves(structure) if structure is not None else []
@@ -105,10 +121,15 @@ class PackedDataset(Dataset[Any]):
         """
         for number, field in enumerate(self.manifest.fields):
             if field.name == name:
+                self._checks.whole(number)
                 if not field.stores_bytes and field.numpy_dtype.name != field.dtype:
                     raise TypeError(f"numpy has no {field.dtype}: read field {name!r} with ds.gather or ds[i]")
                 return open_fields(self._pack)[number].column()
         raise KeyError(f"{self.path} has no field {name!r}; it has {', '.join(f.name for f in self.manifest.fields)}")
+
+    def before(self, rows: npt.NDArray[np.int64]) -> None:
+        """To be called before rows are read by ``gather``: look at the file, compare what ``verify`` asks for."""
+        self._checks.before(rows)
 
     def __len__(self) -> int:
         return self._length
@@ -126,6 +147,7 @@ class PackedDataset(Dataset[Any]):
             at += self._length
         if not 0 <= at < self._length or self._build is None:
             raise IndexError(f"index {index} is out of range for a pack of {self._length} samples")
+        self._checks.before_one(at)
         sample = self._build([get(at) for get in self._gets])
         return sample if self.transform is None else self.transform(sample)
 
@@ -142,6 +164,7 @@ class PackedDataset(Dataset[Any]):
             return [self[index] for index in indices]
         if rows.min() < 0:
             rows = np.where(rows < 0, rows + self._length, rows)
+        self._checks.before(rows)
         build, transform = self._build, self.transform
         columns = zip(*[reader.get_many(rows) for reader in self._readers], strict=True)
         samples = [build(list(values)) for values in columns]
@@ -153,11 +176,16 @@ class PackedDataset(Dataset[Any]):
             "selected": self._selected,
             "transform": self.transform,
             "digest": self._pack.digest,
+            "verify": self.verify,
+            "whole_at": self._checks.seen if self.verify == OPEN else None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.path, self._selected, self.transform = state["path"], state["selected"], state["transform"]
+        self.verify = state["verify"]
         self._attach(open_pack(self.path, state["digest"]))
+        if state["whole_at"] is not None:
+            self._checks.trust(state["whole_at"])
 
     def __repr__(self) -> str:
         return f"PackedDataset({self.path!r}: {self._length} samples of {', '.join(map(str, self.fields))})"

@@ -43,6 +43,7 @@ from .schema import (
     table_key,
 )
 from .tree import DATA_VERSION, HEAD_BYTES, BadTree, Meta, Place, data_version, find_values, is_meta, read_meta
+from .watch import FileWatch
 
 
 class Located:
@@ -67,11 +68,26 @@ class OpenPack:
             meta = _check_head(path, fd, status.st_size)
             self._memory = mmap.mmap(fd, status.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
             self._memory.madvise(mmap.MADV_RANDOM)  # else one row may cost megabytes; see ahead.py
+            self.bytes = np.frombuffer(self._memory, np.uint8)
+            """The whole file, read-only. As long as it or a view of it exists, the mapping cannot go."""
+            self.manifest, self.digest, self.fields = self._look_up(meta)
+            self.watch = FileWatch(path, fd, self._memory, [len(located.table) for located in self.fields])
         finally:
             os.close(fd)
-        self.bytes = np.frombuffer(self._memory, np.uint8)
-        """The whole file, read-only. As long as it or a view of it exists, the mapping cannot go."""
-        self.manifest, self.digest, self.fields = self._look_up(meta)
+
+    def look_again(self) -> None:
+        """The file was touched: raise PackDamaged unless its head and tables are what they were."""
+        try:
+            meta = _check_head(self.path, self.watch.fd, os.fstat(self.watch.fd).st_size)
+            _, digest, fields = self._look_up(meta)
+        except PackError as fault:
+            raise PackDamaged(self.path, f"was changed while it was being read: {fault.why}") from fault
+        same = digest == self.digest and all(
+            np.array_equal(new.table, old.table) and all(np.array_equal(new.parts[p], old.parts[p]) for p in old.parts)
+            for new, old in zip(fields, self.fields, strict=True)
+        )
+        if not same:
+            raise PackDamaged(self.path, "was changed while it was being read: it holds another pack now")
 
     def will_need(self, place: int, nbytes: int) -> None:
         """Let the kernel read these bytes ahead, without waiting for them."""
