@@ -88,3 +88,33 @@ def labelimg(
 \t</object>
 """
     return text + "</annotation>\n"
+
+
+def coco(
+    images: Sequence[tuple[int, str, tuple[int, int]]],
+    annotations: Sequence[dict[str, Any]],
+    categories: Sequence[dict[str, Any]] = ({"id": 18, "name": "dog"}, {"id": 1, "name": "person"}),
+) -> dict[str, Any]:
+    """Return what a COCO instances file holds, its parts in the order of the published ones.
+
+    ``images`` are (id, file_name, (width, height)); missing entries of an annotation are filled in.
+    """
+    filled: dict[str, Any] = {"segmentation": [], "iscrowd": 0, "category_id": 1, "bbox": [10, 10, 20, 20], "area": 400}
+    return {
+        "info": {"description": "a set", "version": "1.0", "year": 2017, "date_created": "2017/09/01"},
+        "licenses": [{"id": 1, "name": "CC0", "url": ""}],
+        "images": [
+            {
+                "license": 1,
+                "file_name": name,
+                "coco_url": "",
+                "height": h,
+                "width": w,
+                "date_captured": "",
+                "id": number,
+            }
+            for number, name, (w, h) in images
+        ],
+        "annotations": [filled | {"id": 100 + i} | annotation for i, annotation in enumerate(annotations)],
+        "categories": [dict(category) for category in categories],
+    }

@@ -12,17 +12,19 @@ from collections import Counter
 from ..errors import MisuseError, SourceError, UnknownSource
 from .arrays import ArrayFiles
 from .base import Options, Source, StrPath
+from .coco import CocoJson, segmentation
 from .image_folder import ImageFolder
 from .packing import pack_source
 from .problems import Problem
 from .voc import PascalVoc
 
-SOURCES: tuple[type[Source], ...] = (ArrayFiles, PascalVoc, ImageFolder)
+SOURCES: tuple[type[Source], ...] = (ArrayFiles, PascalVoc, CocoJson, ImageFolder)
 """Every reader, in the order in which they are asked: the ones that look for something rarer come first."""
 
 __all__ = [
     "SOURCES",
     "ArrayFiles",
+    "CocoJson",
     "ImageFolder",
     "Options",
     "PascalVoc",
@@ -32,6 +34,7 @@ __all__ = [
     "open_source",
     "pack_source",
     "recognise",
+    "segmentation",
 ]
 
 

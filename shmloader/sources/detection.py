@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .base import Annotated, Array, NameTable, Source, position
+from ..errors import SourceError
+from .base import Annotated, Array, NameTable, Source, listed, position
 from .geometry import Mask, Placing
 from .pictures import Pictures
 from .problems import Problem, Severity
@@ -42,6 +43,8 @@ class Annotations:
     """float32 (m, 4) for all objects, cut by image."""
     labels: npt.NDArray[np.int64]
     """(m,)"""
+    faults: NameTable
+    """Why the annotation of each sample cannot be used; empty where it can."""
     more: dict[str, Array] = field(default_factory=dict)
     """Further facts about each object, under the names of their fields: (m, ...)."""
 
@@ -62,6 +65,10 @@ class DetectionSource(Source):
         self._found = found
         self._pictures = pictures
         self._annotated: Annotated = annotated
+        self._notes: list[str] = []
+        broken = [f"{self.name_of(i)} ({fault})" for i, fault in enumerate(found.faults) if fault]
+        if broken:
+            self._notes.append(f"annotations that cannot be used: {listed(broken, len(broken), 3)}")
         first = found.images.first_of()
         self._repeats = np.flatnonzero(first != np.arange(len(first)))
         self._repeat_of = first[self._repeats]
@@ -73,17 +80,16 @@ class DetectionSource(Source):
         """Return the file of the image of sample ``index``."""
         return os.path.join(self._found.folder, self._found.images[index])
 
-    def _refuse(self, index: int) -> None:
-        """Raise SourceError if the annotation of this sample cannot be used."""
-
     @abstractmethod
     def _more(self, index: int, placing: Placing, kept: Mask) -> dict[str, Any]:
         """Return the fields of this sample that are not one row per object."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         index = position(index, len(self))
-        self._refuse(index)
         found = self._found
+        fault = found.faults[index]
+        if fault:
+            raise SourceError(self.name_of(index), fault)
         image, seen = self._pictures.read(self.image_path(index), self.name_of(index))
         told = (int(found.sizes[index, 0]), int(found.sizes[index, 1]))
         placing = Placing.of(seen, told, self._annotated, self._pictures.fit)
@@ -112,6 +118,10 @@ class DetectionSource(Source):
             "images": self._pictures.describe(),
             "boxes": boxes,
         }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._notes)
 
     @property
     def encodings(self) -> dict[str, str]:

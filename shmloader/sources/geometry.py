@@ -15,6 +15,7 @@ show it. ``"upright"`` and ``"stored"`` say it by hand.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +118,13 @@ class Placing:
             kept = ((high > 0) & (low < size)).all(axis=1)
             corners = np.clip(corners[kept], 0, size)
         return corners.reshape(-1, 4), kept
+
+    def upright(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return pixels (height, width) that lie as annotated, turned as the annotation is; a view."""
+        swap, mirror_x, mirror_y = _MOVES[self.turn]
+        if swap:
+            pixels = pixels.T
+        return pixels[:: -1 if mirror_y else 1, :: -1 if mirror_x else 1]
 
     def inside(self, points: Floats) -> Mask:
         """Return which placed points (..., 2) lie in the delivered image."""

@@ -70,16 +70,13 @@ class PascalVoc(DetectionSource):
         if image_set is not None:
             annotations = in_image_set(self.path, image_set, annotations)
         self._read(scan, annotations, ImageIndex(images))
-        self._notes = scan.notes()
+        self.classes = self._set.classes
+        self._set_up(self._set.found, Pictures(fit, encoded), annotated)
+        self._notes += scan.notes()
         used = set(self._set.found.images)
         without = [] if image_set is not None else [image for image in images if image not in used]
         if without:
             self._notes.append(f"images without an annotation, left out: {listed(without, len(without))}")
-        broken = [f"{self._xml[i]} ({fault})" for i, fault in enumerate(self._set.faults) if fault]
-        if broken:
-            self._notes.append(f"annotations that cannot be used: {listed(broken, len(broken), 3)}")
-        self.classes = self._set.classes
-        self._set_up(self._set.found, Pictures(fit, encoded), annotated)
 
     def _read(self, scan: Scan, annotations: list[str], images: ImageIndex) -> None:
         table = VocTable()
@@ -115,11 +112,6 @@ class PascalVoc(DetectionSource):
             annotated=options.annotated,
         )
 
-    def _refuse(self, index: int) -> None:
-        fault = self._set.faults[index]
-        if fault:
-            raise SourceError(self.name_of(index), fault)
-
     def _more(self, index: int, placing: Placing, kept: Mask) -> dict[str, Any]:
         found = self._set
         if not found.part_classes:
@@ -145,7 +137,3 @@ class PascalVoc(DetectionSource):
     def metadata(self) -> dict[str, Any]:
         more = {"poses": self._set.poses, "part_classes": self._set.part_classes}
         return super().metadata | {name: list(words) for name, words in more.items() if words}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(self._notes)

@@ -96,12 +96,13 @@ class VocTable:
             np.asarray(self._sizes, np.int32).reshape(-1, 2),
             _boxes(self._boxes, self._objects),
             labels,
+            NameTable(self._faults),
             more,
         )
         part_classes, part_labels = self._part_classes.sort(self._part_labels)
         part_objects = np.asarray(self._part_objects, np.int64)
         parts = _boxes(self._part_boxes, self._parts)
-        return VocSet(found, NameTable(self._faults), classes, poses, part_classes, parts, part_labels, part_objects)
+        return VocSet(found, classes, poses, part_classes, parts, part_labels, part_objects)
 
 
 def _boxes(corners: array[float], lengths: array[int]) -> Ragged:
@@ -113,8 +114,6 @@ class VocSet:
     """The annotations of a set as arrays, and the names that their numbers stand for, sorted."""
 
     found: Annotations
-    faults: NameTable
-    """Why the annotation of each sample cannot be used; empty if it can."""
     classes: list[str]
     poses: list[str]
     """Empty where no annotation tells one."""
