@@ -14,11 +14,12 @@ from .arrays import ArrayFiles
 from .base import Options, Source, StrPath
 from .coco import CocoJson, segmentation
 from .image_folder import ImageFolder
+from .list_file import ListFile
 from .packing import pack_source
 from .problems import Problem
 from .voc import PascalVoc
 
-SOURCES: tuple[type[Source], ...] = (ArrayFiles, PascalVoc, CocoJson, ImageFolder)
+SOURCES: tuple[type[Source], ...] = (ArrayFiles, PascalVoc, CocoJson, ListFile, ImageFolder)
 """Every reader, in the order in which they are asked: the ones that look for something rarer come first."""
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ArrayFiles",
     "CocoJson",
     "ImageFolder",
+    "ListFile",
     "Options",
     "PascalVoc",
     "Problem",

@@ -25,11 +25,10 @@ from .base import Annotated, Options, StrPath
 from .coco_read import CocoReader
 from .detection import DetectionSource
 from .geometry import Mask, Placing
-from .pictures import Pictures, folder_of
+from .pictures import Pictures, folder_of, folder_with
 from .problems import Severity
 
 _HEAD_BYTES = 1 << 16
-_PROBES = 20  # images looked for in each folder that may hold them
 
 
 class CocoJson(DetectionSource):
@@ -224,10 +223,4 @@ def _image_folder(annotations: str, names: list[str], given: StrPath | None) -> 
     above = os.path.join(here, os.pardir)
     split = os.path.splitext(os.path.basename(annotations))[0].rpartition("_")[2]
     inside = ("", "images", split, os.path.join("images", split), os.path.join(split, "images"))
-    folders = [os.path.normpath(os.path.join(base, each)) for base in (here, above) for each in inside]
-    probes = names[:_PROBES]
-    for folder in folders:
-        if any(os.path.isfile(os.path.join(folder, name)) for name in probes):
-            return folder
-    looked = ", ".join(dict.fromkeys(folders))
-    raise SourceError(annotations, f"the images are not there: looked for {probes[0]} in {looked}; give their folder")
+    return folder_with(annotations, names, [os.path.join(base, each) for base in (here, above) for each in inside])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 
 from .. import images
 from ..errors import SourceError
 from ..images import Fit, Seen
+
+_PROBES = 20  # files looked for in each folder that may hold them
 
 
 def read_file(path: str, told_by: str) -> bytes:
@@ -29,6 +32,21 @@ def read_file(path: str, told_by: str) -> bytes:
         raise SourceError(told_by, f"the file {path} is not there") from None
     except IsADirectoryError:
         raise SourceError(told_by, f"{path} is a folder, not a file") from None
+
+
+def folder_with(told_by: str, names: Sequence[str], folders: Sequence[str]) -> str:
+    """Return the first of ``folders`` that has one of the first few files. Raises SourceError with all of them."""
+    folders = list(dict.fromkeys(map(os.path.normpath, folders)))
+    probes = names[:_PROBES]
+    for folder in folders:
+        for name in probes:
+            path = os.path.join(folder, name)
+            if os.path.isfile(path) or os.path.isfile(path.replace("\\", "/")):
+                return folder
+    looked = ", ".join(folders)
+    raise SourceError(
+        told_by, f"the images are not there: looked for {probes[0]} in {looked}; give their folder (--images)"
+    )
 
 
 class Pictures:
