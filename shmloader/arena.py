@@ -29,6 +29,7 @@ from .pieces import Pieces
 from .pinning import Copying
 from .segment import PAGE, Segment, round_up
 from .slot import DRAINING, FREE, GRANTED, LENT, QUARANTINED, READY, Slot
+from .slot_table import SlotTable
 from .watch import Watch
 
 IN_USE = 2
@@ -46,32 +47,31 @@ class Arena:
         self.cap = cap
         self.slots_wanted = slots_wanted
         self.slot_bytes = slot_bytes
+        self.keep_back = 0
+        """Slots that are never lent, so that work goes on whatever the user keeps."""
         self._pieces = Pieces(segment, cap)
-        self._slots: dict[int, Slot] = {}
-        self._free: list[Slot] = []  # last in, first out: the slot whose pages are warmest
         self._returned: deque[Slot] = deque()
+        self._table = SlotTable(segment, self._pieces, self._returned.append)
+        self._free = self._table.free
         self._lent = 0  # or draining
         self._quarantined = 0
         self._peak_lent = 0
-        self._made = 0
-        self._mapped = 0
         self._lock = threading.Lock()
-        self._drain: Drain | None = None
-        self.watch: Watch | None = None  # looks for misuse, in debug mode
+
+    @property
+    def watch(self) -> Watch | None:
+        """What looks for misuse, in debug mode."""
+        return self._table.watch
+
+    @watch.setter
+    def watch(self, watch: Watch | None) -> None:
+        self._table.watch = watch
 
     def serve(self, copying: Copying) -> None:
         """From now on a copy engine may read lent slots: page-lock them, if so asked, and wait for its copies."""
         with self._lock:
-            if copying.engine is not None and self._drain is None:
-                self._drain = Drain(copying, self.segment, self._returned.append)
-                for slot in self._slots.values():
-                    self._open(slot)
-
-    def _open(self, slot: Slot) -> None:
-        if self._drain is not None:
-            if self._drain.pins_slots and not slot.mapped:  # locking pages that are there takes a fifth of the time
-                self._map(slot)
-            self._drain.opened(slot)
+            if copying.engine is not None and self._table.drain is None:
+                self._table.serve(Drain(copying, self.segment, self._returned.append))
 
     # --- raw pieces: control blocks
 
@@ -96,32 +96,18 @@ class Arena:
             except IndexError:  # another thread was quicker
                 return
             slot.lease = None
-            if self._drain is not None and self._drain.is_read(slot):
+            if self._table.drain is not None and self._table.drain.is_read(slot):
                 slot.move("drain")
-                self._drain.waiting.append(slot)
+                self._table.drain.waiting.append(slot)
                 continue
             slot.move("give_back")
             self._lent -= 1
-            self._free_again(slot)
-        if self._drain is not None and self._drain.waiting:
-            for slot in self._drain.poll():
+            self._table.rest(slot)
+        if self._table.drain is not None and self._table.drain.waiting:
+            for slot in self._table.drain.poll():
                 slot.move("passed")
                 self._lent -= 1
-                self._free_again(slot)
-
-    def _free_again(self, slot: Slot) -> None:
-        self._free.append(slot)
-        if self._drain is not None:
-            self._drain.freed(slot)
-        if self.watch is not None:
-            self.watch.freed(slot)
-
-    def _grant(self, slot: Slot) -> Slot:
-        """Make the move, for a slot that was taken off the list of the free ones."""
-        if self.watch is not None:
-            self.watch.granted(slot, self._free)
-        slot.move("grant")
-        return slot
+                self._table.rest(slot)
 
     def grant(self, need: int = 0) -> Slot | None:
         """Return a FREE slot of ``need`` bytes, now GRANTED, or None if there is none to be had now.
@@ -131,41 +117,55 @@ class Arena:
         """
         with self._lock:
             self._collect()
-            free = self._free
-            if not need and free and free[-1].nbytes >= self.slot_bytes:  # nearly always
-                return self._grant(free.pop())
-            want = max(need, self.slot_bytes, PAGE)
-            for place in range(len(free) - 1, -1, -1):
-                if free[place].nbytes >= want:
-                    slot: Slot | None = free.pop(place)
-                    break
-            else:
-                slot = self._make(want)
-                if slot is None and not need and free:
-                    slot = free.pop()
-            return None if slot is None else self._grant(slot)
+            return self._grant(need)
 
-    def grant_any(self) -> Slot | None:
-        """Return the largest FREE slot, now GRANTED, or None if there is none."""
+    def _grant(self, need: int) -> Slot | None:
+        free = self._free
+        if self._table.seeds and not need and not self._beside_seeds(1):
+            return None
+        if not need and free and free[-1].nbytes >= self.slot_bytes:  # nearly always
+            return self._granted(free.pop())
+        want = max(need, self.slot_bytes, PAGE)
+        for place in range(len(free) - 1, -1, -1):
+            if free[place].nbytes >= want:
+                slot: Slot | None = free.pop(place)
+                break
+        else:
+            slot = self._make(want)
+            if slot is None and not need and free:
+                slot = free.pop()
+        return None if slot is None else self._granted(slot)
+
+    def _granted(self, slot: Slot) -> Slot:
+        """Make the move, for a slot that was taken off the list of the free ones."""
+        if self._table.watch is not None:
+            self._table.watch.granted(slot, self._free)
+        slot.move("grant")
+        return slot
+
+    def exchange(self, slot: Slot | None, need: int) -> Slot | None:
+        """Take back a GRANTED slot that is too small, and return one of ``need`` bytes, now GRANTED.
+
+        If there is none to be had now, the largest FREE one is returned, which may be the same; None if there is none
+        (``slot`` was None). Raises BatchTooLarge or SharedMemoryFull, and then the slot is FREE or gone.
+        """
         with self._lock:
             self._collect()
-            if not self._free:
-                return None
-            slot = max(self._free, key=lambda slot: slot.nbytes)
-            self._free.remove(slot)
-            return self._grant(slot)
-
-    def add_slot(self) -> bool:
-        """Make one more FREE slot if that takes nothing from anybody. Return whether it was made."""
-        with self._lock:
-            return self._add_slot()
+            if slot is not None:
+                slot.move("reclaim")
+                self._free.append(slot)
+            try:
+                found = self._grant(need) or self._table.largest()
+                return found if found is None or found.state == GRANTED else self._granted(found)
+            finally:
+                self._table.retire_seeds()
 
     def _add_slot(self) -> bool:
         """Make one more FREE slot if count, cap and host allow, without taking anything from anybody."""
-        if len(self._slots) >= self._most():
+        if self._table.count() >= self._most():
             return False
         try:
-            self._free.append(self._new(round_up(max(self.slot_bytes, PAGE))))
+            self._free.append(self._table.new(round_up(max(self.slot_bytes, PAGE))))
         except SharedMemoryFull:
             return False
         return True
@@ -176,7 +176,7 @@ class Arena:
         if limit is not None and nbytes > limit:  # the cap itself, not the host, makes it impossible
             raise BatchTooLarge(nbytes, limit, limit)
         free = sorted(self._free, key=lambda slot: slot.nbytes)
-        surplus = max(0, len(self._slots) + 1 - self._most())
+        surplus = max(0, self._table.count() + 1 - self._most())
         if surplus > len(free):
             return None
         victims = free[:surplus]
@@ -184,40 +184,16 @@ class Arena:
         while room < nbytes and len(victims) < len(free):
             room += free[len(victims)].nbytes
             victims.append(free[len(victims)])
-        if room < nbytes and self._slots:
+        if room < nbytes and self._table.all:
             return None  # retiring slots would not help: keep them
         for slot in victims:
-            self._free.remove(slot)
-            slot.move("retire")
-            del self._slots[slot.index]
-            self._take_down(slot)
+            self._table.retire(slot)
         try:
-            return self._new(nbytes)
+            return self._table.new(nbytes)
         except SharedMemoryFull:  # a neighbour was quicker
-            if not self._slots:
+            if not self._table.all:
                 raise
             return None
-
-    def _new(self, nbytes: int) -> Slot:
-        slot = Slot(self._made, self._pieces.take(nbytes), nbytes, self._returned.append)
-        self._made += 1
-        self._slots[slot.index] = slot
-        try:
-            self._open(slot)
-        except BaseException:  # an interrupt: the slot is there, and free
-            self._free.append(slot)
-            raise
-        return slot
-
-    def _take_down(self, slot: Slot) -> None:
-        """Give the pages of a slot back that nobody looks at."""
-        if slot.mapped:
-            self._mapped -= slot.nbytes
-        if self._drain is not None:
-            self._drain.shut(slot)
-        if self.watch is not None:
-            self.watch.retired(slot)
-        self._pieces.give(slot.offset, slot.nbytes)
 
     def publish(self, slot: Slot) -> None:
         """The slot's worker has finished writing."""
@@ -227,7 +203,7 @@ class Arena:
         """Take back a slot that nobody will look at: its worker failed, or its batch was dropped or copied."""
         with self._lock:
             slot.move("reclaim")
-            self._free_again(slot)
+            self._table.rest(slot)
 
     def quarantine(self, slot: Slot) -> None:
         """Never write this slot again while its worker lives: code in there kept a view of it."""
@@ -238,10 +214,10 @@ class Arena:
     def release_quarantined(self) -> None:
         """Take all quarantined slots back; the workers that look at them have ended."""
         with self._lock:
-            for slot in self._slots.values():
+            for slot in list(self._table.all.values()):
                 if slot.state == QUARANTINED:
                     slot.move("release")
-                    self._free_again(slot)
+                    self._table.rest(slot)
             self._quarantined = 0
 
     def lend(self, slot: Slot, start: int, stop: int) -> npt.NDArray[np.uint8]:
@@ -254,43 +230,60 @@ class Arena:
 
     def _hand_out(self, slot: Slot, start: int, stop: int) -> npt.NDArray[np.uint8]:
         if not slot.mapped:
-            self._map(slot)
+            self._table.map(slot)
         base = self.segment.view(slot.offset + start, stop - start)
         slot.move("lend")
-        if self._drain is not None:
-            self._drain.lending(slot)
-        if self.watch is not None:
-            self.watch.lent(slot)
+        if self._table.drain is not None:
+            self._table.drain.lending(slot)
+        if self._table.watch is not None:
+            self._table.watch.lent(slot)
         slot.lease = weakref.ref(base, slot.on_last_view_gone)
         self._lent += 1
         self._peak_lent = max(self._peak_lent, self._lent)
         return base
 
-    def _map(self, slot: Slot) -> None:
-        """Map a slot into this process before it is read: once for each slot, by several threads if large."""
-        self.segment.populate(slot.offset, slot.nbytes)
-        slot.mapped = True
-        self._mapped += slot.nbytes
-
     def circulating(self) -> int:
         """Return how many slots neither the user, nor a copy engine, nor code in a worker looks at."""
-        return len(self._slots) - self._lent - self._quarantined
+        return self._table.count() - self._lent - self._quarantined
 
-    def can_spare(self, keep_back: int) -> bool:
+    def can_spare(self) -> bool:
         """Whether one more slot can be lent so that ``keep_back`` others are not lent; makes one more if need be."""
         with self._lock:
             self._collect()
-            return self.circulating() > keep_back or self._add_slot()
+            return self._may_lend()
 
-    def lend_if_spare(self, slot: Slot, nbytes: int, keep_back: int) -> npt.NDArray[np.uint8] | None:
+    def _may_lend(self) -> bool:
+        if self.circulating() <= self.keep_back and not self._add_slot():
+            return False
+        return not self._table.seeds or self._beside_seeds(0)
+
+    def lend_if_spare(self, slot: Slot, nbytes: int) -> npt.NDArray[np.uint8] | None:
         """Publish a GRANTED slot, and lend its first ``nbytes`` bytes if ``can_spare``, else return None: READY."""
         slot.move("publish")
         with self._lock:
-            if self._returned or self._drain is not None:
+            if self._returned or self._table.drain is not None:
                 self._collect()
-            if self.circulating() <= keep_back and not self._add_slot():
-                return None
-            return self._hand_out(slot, 0, nbytes)
+            return self._hand_out(slot, 0, nbytes) if self._may_lend() else None
+
+    # --- before and after the size is known
+
+    def plan(self, slot_bytes: int, slots: int) -> None:
+        """From now on there are ``slots`` slots of ``slot_bytes``. Those made before go as they come back.
+
+        They were made as small as can be, to carry the first tickets: seeds. A worker that holds one will ask for a
+        larger slot, so until the last has asked, one slot is kept for them: new tickets do not get it, nor the user.
+        """
+        with self._lock:
+            self.slot_bytes, self.slots_wanted = slot_bytes, slots
+            self.keep_back = min(self.keep_back, max(1, slots // 2))
+            self._table.call_seeds(slot_bytes)
+
+    def _beside_seeds(self, wanted: int) -> bool:
+        """Whether ``wanted`` slots can be had, and still one for the workers that hold seeds, if there are any."""
+        if not self._table.seeds_out():
+            return True
+        room = min(self._pieces.room(self.slot_bytes) // max(self.slot_bytes, 1), self._most() - self._table.count())
+        return len(self._free) + max(0, room) > wanted
 
     def _most(self) -> int:
         """Slots that there may be: what is wanted, and one more for each that the user keeps, up to the cap."""
@@ -310,21 +303,22 @@ class Arena:
             if self.segment.closed:
                 return
             self._collect()
-            for slot in self._slots.values():
+            for slot in list(self._table.all.values()):
                 if slot.state not in (LENT, DRAINING):
-                    self._take_down(slot)
+                    self._table.take_down(slot)
             self.cap.adopt(self._returned, self._lent, self.segment.committed)
             self.segment.close()
             self.watch = None
-            if self._drain is not None:
-                self._drain.close()
+            if self._table.drain is not None:
+                self._table.drain.close()
 
     def stats(self) -> ArenaStats:
         """Return the numbers of this moment."""
         with self._lock:
             self._collect()
-            states = [slot.state for slot in self._slots.values()]
-            pins = None if self._drain is None else self._drain.pins
+            states = [slot.state for slot in self._table.all.values()]
+            drain = self._table.drain
+            pins = None if drain is None else drain.pins
             return ArenaStats(
                 address=self.segment.address,
                 reserved=self.segment.nbytes,
@@ -338,11 +332,11 @@ class Arena:
                 lent=states.count(LENT),
                 draining=states.count(DRAINING),
                 peak_lent=self._peak_lent,
-                pinned=self._drain is not None and self._drain.pinned,
+                pinned=drain is not None and drain.pinned,
                 pinned_bytes=0 if pins is None else pins.nbytes,
                 pinned_s=0.0 if pins is None else pins.seconds,
                 backing=self.segment.backing,
-                prefaulted=self._mapped,
+                prefaulted=self._table.mapped,
                 huge_pages=self.segment.placement.huge_pages,
                 numa_node=self.segment.placement.numa_node,
             )

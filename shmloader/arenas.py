@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from dataclasses import replace
 from typing import Any
 
 from .arena import Arena
-from .budget import plan_arena, slots_minimum
+from .budget import ArenaPlan, plan_arena, slots_minimum
 from .cap import Cap
-from .errors import SharedMemoryFull
+from .errors import SharedMemoryFull, human_bytes
 from .host_room import kept_back
 from .limits import Limit, Ranks, find_ranks, mount_limit, shared_memory_limit
 from .pinning import Copying
@@ -31,6 +32,8 @@ _SPREAD = 4
 """Reserved addresses per byte of the cap: room for slots of changing size. Reserving costs nothing."""
 _HUGE_FROM = 128 * HUGE
 """Bytes of cap from which huge pages are asked for: below it slots hold few or none, and splitting them costs."""
+WORKER_BYTES = 32 << 20
+"""Private memory of one worker before it has read anything: the interpreter and torch, after a fork."""
 _SHARE = 0.5
 """Share of what the host has free that a loader without arena_bytes may take at most, kept batches included."""
 
@@ -87,7 +90,7 @@ class Arenas:
     def __reduce__(self) -> tuple[Any, ...]:
         return Arenas, (self.arena_bytes, self.backing, self.numa_node)
 
-    def take(self, slots: int, copying: Copying | None = None, debug: bool = False) -> Arena:
+    def take(self, slots: int, num_workers: int, copying: Copying | None = None, debug: bool = False) -> Arena:
         """Return an arena for one pass: an idle one, or a new one. Raises SharedMemoryFull or OSError.
 
         ``copying``: what may read its slots beside the user. ``debug``: misuse of slots is looked for.
@@ -97,7 +100,9 @@ class Arenas:
             self._begin()
         with self._lock:
             arena = self._idle.pop() if self._idle else self._make()
-            arena.slots_wanted = slots
+            if not arena.slot_bytes:
+                arena.slots_wanted = slots
+                arena.keep_back = min(num_workers, max(1, slots // 2))
             if copying is not None:
                 arena.serve(copying)
             if debug and arena.watch is None:
@@ -147,26 +152,47 @@ class Arenas:
         """
         need = round_up(need)
         if not arena.slot_bytes:
-            binding, keep = None, 0
-            if self.arena_bytes is None:
-                binding = share_of(shared_memory_limit(directory_of(arena.segment.backing)), find_ranks())
-                keep = kept_back(binding)
-            plan = plan_arena(
+            minimum = slots_minimum(num_workers)
+            plan = self._plan_default(arena, need, num_workers) if self.arena_bytes is None else None
+            plan = plan or plan_arena(
                 slot_bytes=need,
                 slots=arena.slots_wanted,
-                minimum_slots=slots_minimum(num_workers),
+                minimum_slots=minimum,
                 arena_bytes=self.arena_bytes,
-                binding=binding,
+                binding=None,
                 page=PAGE,
-                headroom=keep,
             )
-            arena.slot_bytes, arena.slots_wanted = plan.slot_bytes, plan.slots
+            arena.plan(plan.slot_bytes, plan.slots)
         elif need > arena.slot_bytes:
             limit = self._cap.limit or need
             for size in (round_up(need + need // 8), need):
                 if size * arena.slots_wanted <= limit:
                     arena.slot_bytes = size
                     return
+
+    def _plan_default(self, arena: Arena, need: int, workers: int) -> ArenaPlan:
+        """Plan without ``arena_bytes``: what is wanted, or as many slots as half of what is free holds, or the fewest
+        that do in what the workers leave of all of it."""
+        minimum = slots_minimum(workers)
+        binding = share_of(shared_memory_limit(directory_of(arena.segment.backing)), find_ranks())
+        half = max(0, min(binding.nbytes_free - kept_back(binding), self._cap.room() or 0))
+        wanted = arena.slots_wanted
+        if minimum * need > half:
+            keep = kept_back(binding) + workers * WORKER_BYTES
+            name = f"{binding.name}, less {human_bytes(keep)} for the processes' own memory"
+            half, wanted = binding.nbytes_free - keep, minimum
+            binding = replace(binding, name=name)
+        plan = plan_arena(
+            slot_bytes=need,
+            slots=wanted,
+            minimum_slots=minimum,
+            arena_bytes=None,
+            binding=replace(binding, nbytes_free=max(0, half)),
+            page=PAGE,
+        )
+        if self._cap.limit is not None:
+            self._cap.limit = max(self._cap.limit, self._cap.used + plan.nbytes)
+        return plan
 
     def newest(self) -> Arena | None:
         """Return the arena of the newest pass, if it still exists."""

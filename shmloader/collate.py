@@ -122,9 +122,10 @@ def in_place_collate_map(writer_of: Callable[[], SlotWriter | None]) -> CollateM
 
     def collate_tensors(batch: list[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> Any:
         first, writer = batch[0], writer_of()
-        if writer is None or not is_plain(first) or first.requires_grad:
+        if not is_plain(first) or first.requires_grad:
             return stack_stock(batch, collate_fn_map=collate_fn_map)
-        if _one_dtype(batch):
+        # Never torch's own way in a worker: it would make a file in /dev/shm for each tensor, where there may be none.
+        if writer is not None and _one_dtype(batch):
             out = writer.empty(first.dtype, (len(batch), *first.shape))
             if out is not None:
                 try:

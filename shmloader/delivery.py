@@ -44,17 +44,16 @@ class Counters:
 
 
 class Delivery:
-    """Turns published slots of one arena into batches. ``keep_back`` slots are never lent, so that work goes on.
+    """Turns published slots of one arena into batches.
 
     ``pin_types``: ``pin_memory()`` of custom types is called, as torch does; all other batches are as they lie.
     """
 
-    def __init__(self, arena: Arena, counters: Counters, keep_back: int, pin_types: bool = False) -> None:
+    def __init__(self, arena: Arena, counters: Counters, pin_types: bool = False) -> None:
         self._arena = arena
         self._watch = arena.watch
         self._pin_types = pin_types
         self._counters = counters
-        self._keep_back = keep_back
         self._builds: dict[tuple[int, int], Build] = {}
         self._warned = False
         self.lent_slot: Slot | None = None
@@ -83,14 +82,14 @@ class Delivery:
 
     def can_spare(self) -> bool:
         """Whether one more slot can be lent and enough remain for the workers."""
-        return self._arena.can_spare(self._keep_back)
+        return self._arena.can_spare()
 
     def deliver(self, slot: Slot, build: Build, used: int) -> Any:
         """Return the batch of a GRANTED slot that its worker has filled up to ``used``. Lends or copies; see above."""
         counters = self._counters
         counters.batches += 1
         counters.payload_bytes += used
-        base = self._arena.lend_if_spare(slot, used, self._keep_back)
+        base = self._arena.lend_if_spare(slot, used)
         self.lent_slot = slot
         if base is None:
             self.lent_slot = None

@@ -10,6 +10,7 @@ it does; all other loaders take the general way (fetch.py), which gives the same
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -147,6 +148,14 @@ class Gatherer:
                 end += math.prod(shape) * field.torch_dtype.itemsize
         return tuple(leaves), self._template.fill(tuple(leaves)), end
 
+    def need(self, count: int) -> int | None:
+        """Return the bytes that a batch of ``count`` samples takes in a slot, with its indices and its layout; None if
+        lengths vary."""
+        if not self._columns.is_fixed:
+            return None
+        plan = self.plan(np.zeros(count, np.int64), align(8 * count))
+        return align(plan.end) + len(pickle.dumps(plan.root, pickle.HIGHEST_PROTOCOL))
+
     def gather(self, plan: GatherPlan, memory: Memory, origin: int) -> None:
         """Copy the fields of a planned batch into ``memory`` at ``origin``. One call a field, no Python per sample.
 
@@ -229,3 +238,9 @@ def _shapes(node: Node) -> list[Any]:
     if isinstance(node, PickledNode):
         return [shape for leaf in node.leaves for shape in _shapes(leaf)]
     return [node]
+
+
+def batch_bytes(recipe: Recipe, batch_size: int | None) -> int | None:
+    """Return what a full batch takes in a slot; None if that is known only when one has been made."""
+    gatherer = Gatherer.of(recipe) if batch_size else None
+    return gatherer.need(min(batch_size or 0, len(recipe.dataset))) if gatherer is not None else None

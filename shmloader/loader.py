@@ -213,7 +213,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if copying is None or copying.pid != os.getpid():
             copying = self._copying = self._choose_copying()
         ahead = self.device_prefetch if copying.to_device else 0
-        arena = self._arenas.take(slots_wanted(workers, self.prefetch_factor) + ahead, copying, self._debug)
+        slots = slots_wanted(workers, self.prefetch_factor) + ahead
+        arena = self._arenas.take(slots, workers, copying, self._debug)
         arenas = self._arenas
 
         def plan(arena: Arena, need: int) -> None:

@@ -192,7 +192,7 @@ class InProcessPass(Pass):
         self._in_place = recipe.default_collation
         self._fetcher = Fetcher(recipe, redirecting=False)
         self._gatherer = Gatherer.of(recipe)
-        self._delivery = Delivery(arena, counters, keep_back=0)
+        self._delivery = Delivery(arena, counters)
         self._builds: dict[tuple[int, int], Build] = {}
         self._workers: list[Any] = []
         self._close = weakref.finalize(self, done, arena)

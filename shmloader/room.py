@@ -41,16 +41,19 @@ class Room:
 
     def answer_need(self, batch: int, task: Task, need: int, kept: bool, epoch: int) -> None:
         """Answer NEED with a larger slot; with any slot, for pieces, if there is none now; or refuse for good."""
-        self.take_back(task, kept)
+        if kept:
+            self.take_back(task, kept=True)
         task.need = need
         slot = None
         try:
             self._plan(self._arena, need)
-            slot = self._arena.grant(need) or self._arena.grant_any()
+            old, task.slot = task.slot, None
+            slot = self._arena.exchange(old, need)
             if slot is None:
                 task.refused = BatchTooLarge(need, self._arena.cap.room() or 0, self._arena.cap.limit or 0)
         except ShmLoaderError as error:
             task.refused = error
+            self.take_back(task)  # if it was the plan that said no
         self.grant(batch, task, slot, epoch)
 
     def grant(self, batch: int, task: Task, slot: Slot | None, epoch: int) -> None:

@@ -121,13 +121,13 @@ class Worker:
             self._states.restore(before=orders.redo)
 
     def _prepare(self) -> None:
-        self._gatherer = Gatherer.of(self._recipe)
         if self._fetcher is None:
             self._fetcher = Fetcher(self._recipe, redirecting=True)
             # Where the user's own code calls default_collate in this worker, its results are born in the slot too.
             default_collate_fn_map.update(self._fetcher.table)
         else:
             self._fetcher.renew()
+        self._gatherer = Gatherer.of(self._recipe)
         self._exhausted = False
 
     def _resume(self, ticket: Ticket) -> None:

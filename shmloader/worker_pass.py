@@ -28,6 +28,7 @@ from .delivery import Counters, Delivery
 from .dispatch import Dispatcher
 from .errors import IteratorClosed, WorkerDied
 from .failure import WorkerFailure
+from .gathering import batch_bytes
 from .interrupts import keep
 from .mailbox import (
     BATCH,
@@ -76,9 +77,13 @@ class WorkerPass(Pass):
         worker_init_fn = loader.worker_init_fn
         if isinstance(self._dataset, IterDataPipe | MapDataPipe):
             worker_init_fn = ShardingInit(worker_init_fn, self._world_size, self._rank)
+        recipe = self._recipe()
+        need = batch_bytes(recipe, loader.batch_size) if not arena.slot_bytes else None
+        if need is not None:  # what does not fit is told before a worker starts
+            plan(arena, need)
         self._pool = Pool(
             arena,
-            self._recipe(),
+            recipe,
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch_factor,
             context=loader.multiprocessing_context,
@@ -88,8 +93,7 @@ class WorkerPass(Pass):
             restartable=loader.on_worker_death == RESTART,
         )
         self._tasks: dict[int, Task] = {}
-        keep_back = min(self._num_workers, max(1, arena.slots_wanted // 2))
-        self._delivery = Delivery(arena, counters, keep_back, copying.call_types and copying.copy_for is None)
+        self._delivery = Delivery(arena, counters, copying.call_types and copying.copy_for is None)
         self._asked: list[bool] = []  # not empty: the end was asked for, and is no garbage collection
         self._close = weakref.finalize(self, _end, self._pool, arena, self._tasks, done, self._asked)
         self._workers = self._pool.processes

@@ -35,6 +35,7 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("1b facts together", "drain limits mailbox robustness watch witness"),
         ("1c what the host has left", "host_room oom"),
         ("1d memory taken and given back", "pieces"),
+        ("1e slots made and retired", "slot_table"),
         ("2a slots and sizes", "arena budget"),
         ("2b all arenas of a loader, all that is under way in them", "arenas tickets"),
         ("3a data and batches", "packfile collate batch collates"),

@@ -144,7 +144,7 @@ def test_a_surplus_of_free_slots_makes_room_for_a_larger_one():
 
 
 def test_whatever_is_free_is_better_than_nothing():
-    """A smaller slot is granted where no other can be had; ``grant_any`` gives the largest that is free."""
+    """A smaller slot is granted where no other can be had, but not to who cannot use it."""
     arena = make_arena(cap_pages=3, slots=4)
     first, second = arena.grant(), arena.grant(2 * PAGE)
     arena.slot_bytes = 2 * PAGE
@@ -152,9 +152,56 @@ def test_whatever_is_free_is_better_than_nothing():
     assert arena.grant() is first
     arena.reclaim(first)
     arena.reclaim(second)
-    assert arena.grant_any() is second
-    assert arena.grant_any() is first
-    assert arena.grant_any() is None
+    assert arena.grant() is second
+    assert arena.grant(2 * PAGE) is None
+    arena.close()
+
+
+def test_an_exchange_gives_something_in_any_case():
+    """What a worker gave back for more is given to it again if nothing larger is free or can be made."""
+    arena = make_arena(cap_pages=3, slots=4)
+    first, second, third = arena.grant(), arena.grant(), arena.grant()
+    assert arena.exchange(first, 2 * PAGE) is first
+    arena.reclaim(second)
+    larger = arena.exchange(first, 2 * PAGE)
+    assert larger.nbytes == 2 * PAGE
+    assert arena.exchange(None, 2 * PAGE) is None
+    arena.reclaim(third)
+    assert arena.exchange(None, 2 * PAGE) is third
+    arena.close()
+
+
+def test_seeds_go_and_one_slot_is_kept_for_who_holds_them():
+    """Slots from before the size was known carry tickets; once it is known no new ticket and no user gets the last
+    slot that can be had, until all who hold a seed have asked for a larger one."""
+    arena = make_arena(cap_pages=8, slots=4, slot_pages=0)
+    seeds = [arena.grant() for _ in range(3)]
+    arena.keep_back = 1
+    arena.plan(4 * PAGE, 2)  # one fits beside three seeds, two do without
+    first = arena.exchange(seeds[0], 4 * PAGE)
+    assert first.nbytes == 4 * PAGE
+    assert arena.grant() is None, "what is left is for the seeds"
+    assert arena.lend_if_spare(first, PAGE) is None, "and this is all there is"
+    arena.reclaim(first)
+    assert arena.exchange(seeds[1], 4 * PAGE) is first
+    arena.publish(first)
+    arena.reclaim(first)
+    second = arena.exchange(seeds[2], 4 * PAGE)
+    assert arena.grant() is not None
+    assert second.nbytes == 4 * PAGE
+    assert arena.stats().slots == 2
+    arena.close()
+
+
+def test_seeds_that_nobody_holds_go_at_once():
+    """Free when the size becomes known: gone, their pages too."""
+    arena = make_arena(cap_pages=10, slots=4, slot_pages=0)
+    seeds = [arena.grant() for _ in range(3)]
+    for seed in seeds:
+        arena.reclaim(seed)
+    arena.plan(2 * PAGE, 4)
+    assert arena.stats().slots == 0
+    assert arena.stats().nbytes == 0
     arena.close()
 
 

@@ -52,18 +52,10 @@ class Walk(RuleBasedStateMachine):
         """Give a slot back for a larger one, or for whatever is free: its worker is never left without."""
         slot = data.draw(st.sampled_from(self.granted))
         self.granted.remove(slot)
-        self.arena.reclaim(slot)
-        larger = self.arena.grant(pages * PAGE) or self.arena.grant_any()
+        larger = self.arena.exchange(slot, pages * PAGE)
         assert larger is not None, "at least the slot that was just given back is free"
         self._stamp(larger)
         self.granted.append(larger)
-
-    @rule()
-    def add_slot(self):
-        """One more, or not; nothing is taken from anybody."""
-        before = self.arena.stats()
-        added = self.arena.add_slot()
-        assert self.arena.stats().slots == before.slots + added
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data())

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from realhost import in_mounts, memory_group
+from support import MIB, run_script, script_command
 
-MIB = 1 << 20
 REPORT = """
 import json, sys
 from shmloader.limits import read_limits, shared_memory_limit
@@ -22,18 +18,10 @@ print(json.dumps([shm, limits.shm_problem, asked.name, asked.nbytes_free, asked.
 """
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def report_in_mount(options: str, root: Path) -> list[object]:
     """Return what REPORT prints in a mount namespace of its own that has a tmpfs with ``options`` at ``root``."""
-    if os.geteuid() != 0 or run(["unshare", "-m", "true"]).returncode:
-        pytest.skip("mounting needs root and a mount namespace")
-    script = 'mount -t tmpfs -o "$1" none "$2" && exec "$3" -c "$4" "$2"'
-    done = run(["unshare", "-m", "sh", "-c", script, "sh", options, str(root), sys.executable, REPORT])
-    assert done.returncode == 0, done.stderr
-    answer: list[object] = json.loads(done.stdout)
+    done = in_mounts(f"mount -t tmpfs -o {options} none {root}", script_command(REPORT, [str(root)]))
+    answer: list[object] = json.loads(done.check().stdout)
     return answer
 
 
@@ -70,42 +58,6 @@ def test_a_mount_without_a_size_is_bound_by_memory(tmp_path: Path) -> None:
     assert 0 < free < 1 << 60
 
 
-def own_memory_group() -> tuple[Path, str] | None:
-    """Return the directory of our memory group and the name of the file that limits a group below it."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers == "memory":
-            return Path("/sys/fs/cgroup/memory") / group.lstrip("/"), "memory.limit_in_bytes"
-        if not controllers and "memory" in _words(Path("/sys/fs/cgroup/cgroup.subtree_control")):
-            return Path("/sys/fs/cgroup"), "memory.max"
-    return None
-
-
-def _words(path: Path) -> list[str]:
-    return path.read_text().split() if path.is_file() else []
-
-
-@pytest.fixture
-def limited_group() -> Iterator[tuple[Path, str]]:
-    """A real control group of 400 MiB, taken away afterwards."""
-    found = own_memory_group()
-    if os.geteuid() != 0 or found is None:
-        pytest.skip("needs root and a memory controller that can be handed down")
-    parent, file = found
-    group = parent / f"shmloader-test-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / file).write_text(str(400 * MIB))
-    except OSError as error:
-        if group.is_dir():
-            group.rmdir()
-        pytest.skip(f"control groups cannot be made here: {error}")
-    try:
-        yield group, file
-    finally:
-        group.rmdir()
-
-
 IN_GROUP = """
 import json, sys, os, mmap
 from pathlib import Path
@@ -123,15 +75,12 @@ print(json.dumps([before.source, before.nbytes_total, before.nbytes_free, after.
 """
 
 
-def test_a_real_group_binds_shared_memory_counts_and_page_cache_does_not(
-    limited_group: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_real_group_binds_shared_memory_counts_and_page_cache_does_not(tmp_path: Path) -> None:
     """In a real group of 400 MiB, 100 MiB of shared memory are gone from the free bytes, 60 MiB of clean cache not."""
-    group, file = limited_group
-    done = run([sys.executable, "-c", IN_GROUP, str(group), str(tmp_path / "cached")])
-    assert done.returncode == 0, done.stderr
-    source, total, before, after, cached = json.loads(done.stdout)
-    assert source == str(group / file)
+    with memory_group(400 * MIB) as group:
+        done = run_script(IN_GROUP, args=[str(group.folder), str(tmp_path / "cached")])
+        source, total, before, after, cached = json.loads(done.check().stdout)
+        assert source == str(group.folder / group.limit_file)
     assert total == 400 * MIB
     assert 300 * MIB < before <= 400 * MIB
     assert abs(before - after - 100 * MIB) < 8 * MIB

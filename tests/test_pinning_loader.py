@@ -225,7 +225,8 @@ def test_streams_named_before_and_after_the_first_batch_are_waited_for():
     loader.record_stream(late)
     mark = len(recorder.log)
     next(source)
-    assert recorder.log[mark:] == [("event", name) for name in ("default", "early", "late")]
+    events = [what for what in recorder.log[mark:] if what[0] == "event"]  # the first, small slot is unlocked as well
+    assert events == [("event", name) for name in ("default", "early", "late")]
     loader.close()
 
 

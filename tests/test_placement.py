@@ -3,13 +3,12 @@
 import json
 import os
 import pickle
-import shutil
-import subprocess
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from realhost import in_mounts
 from shmloader import DataLoader
 from shmloader.placement import Placement, huge_pages_word, node_cpus, parse_list, place, run_on
 from shmloader.segment import Segment
@@ -154,16 +153,10 @@ if __name__ == "__main__":
 def test_huge_pages_of_a_real_mount_are_used_and_stay_under_the_cap(tmp_path, word):
     """On tmpfs mounts with huge=: ragged batches are right, mapped in huge pages, and cost what is counted and the
     control pages, no half huge page more; afterwards the mount is empty (G1)."""
-    if os.geteuid() or not shutil.which("unshare") or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
-        pytest.skip("mounting needs root and a mount namespace")
     folder = tmp_path / "shm"
     folder.mkdir()
-    mount = f'mount -t tmpfs -o size=1g,huge={word} none "$1" && shift && exec "$@"'
-    command = ["unshare", "-m", "sh", "-c", mount, "sh", str(folder), *script_command(HUGE, [str(folder)])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if "mount:" in done.stderr:
-        pytest.skip(f"this kernel has no huge pages for tmpfs: {done.stderr}")
-    assert done.returncode == 0, done.stderr
+    mount = f"mount -t tmpfs -o size=1g,huge={word} none {folder}"
+    done = in_mounts(mount, script_command(HUGE, [str(folder)])).check()
     told, huge, excess, left = json.loads(done.stdout)
     assert told == word
     assert (huge >= 2 * MIB) is (word != "never")
