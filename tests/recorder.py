@@ -152,14 +152,17 @@ class Recorder:
             self.current = before
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As a device does it: from a raw address, later, whatever is there then. Holds nothing."""
+        """As a device does it: page-locked bytes from a raw address, later, whatever is there then; others at once."""
         self.own()
         target = torch.full_like(tensor, 99, memory_format=torch.contiguous_format)
-        if tensor.nbytes:
+        if not self.is_pinned(tensor):
+            target.copy_(tensor)
+        elif tensor.nbytes:
             extent = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
             raw = (ctypes.c_char * (extent * tensor.element_size())).from_address(tensor.data_ptr())
             source = torch.frombuffer(raw, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
-            self.current.work.append(lambda: (target.copy_(source), None)[1])
+            late = target.detach()
+            self.current.work.append(lambda: (late.copy_(source), None)[1])
         self.note("copy", self.current.name)
         return target
 
