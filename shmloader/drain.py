@@ -20,6 +20,7 @@ Rule 3: a forked child has a copy of these books and no part in them: it never c
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from .pinning import Copying, Engine, Fence, Pins, passed
 from .segment import Segment
 from .slot import DRAINING, LENT, Slot
 
+_LOOKS = 4
+"""Slots that are asked in vain, of the oldest and of the others, before asking stops for this time."""
 _LINGERING: set[Drain] = set()
 """Those of closed arenas whose last batches are still in use, or still being copied."""
 
@@ -47,6 +50,7 @@ class Drain:
         self._slots: dict[int, Slot] = {}
         self._late: deque[Slot] = deque()
         self._closed = False
+        self._turn = 0
         self.waiting: list[Slot] = []
         """Slots in DRAINING."""
         self.pins = Pins(copying.engine, segment.address)
@@ -96,6 +100,8 @@ class Drain:
 
     def last_view_gone(self, slot: Slot) -> None:
         """The finaliser of a lease: any thread, any moment. Records events, and passes the slot on."""
+        if sys.is_finalizing():  # nobody will write the slot again, and CUDA may be gone
+            return
         if slot.fence is None:
             slot.fence = self._fence(slot)
         if not self._closed:
@@ -127,11 +133,23 @@ class Drain:
         return False
 
     def poll(self) -> list[Slot]:
-        """Take the slots out of ``waiting`` whose events have passed."""
-        done = [slot for slot in self.waiting if not self.is_read(slot)]
+        """Take slots out of ``waiting`` whose events have passed: the oldest, and a few of the others in turn.
+
+        A stream passes its events in order, so behind some that have not passed there is seldom one that has.
+        """
+        waiting, read = self.waiting, 0
+        done: dict[int, Slot] = {}
+        for slot in waiting:
+            if not self.is_read(slot):
+                done[slot.index] = slot
+            elif (read := read + 1) == _LOOKS:
+                self._turn = (self._turn + _LOOKS) % len(waiting)
+                others = waiting[self._turn : self._turn + _LOOKS]
+                done.update((other.index, other) for other in others if not self.is_read(other))
+                break
         if done:
-            self.waiting = [slot for slot in self.waiting if slot not in done]
-        return done
+            self.waiting = [slot for slot in waiting if slot.index not in done]
+        return list(done.values())
 
     def freed(self, slot: Slot) -> None:
         """A slot has come back. If page-locking was refused meanwhile, it is unlocked now."""
