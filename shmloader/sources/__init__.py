@@ -17,9 +17,10 @@ from .image_folder import ImageFolder
 from .list_file import ListFile
 from .packing import pack_source
 from .problems import Problem
+from .table import TableRows
 from .voc import PascalVoc
 
-SOURCES: tuple[type[Source], ...] = (ArrayFiles, PascalVoc, CocoJson, ListFile, ImageFolder)
+SOURCES: tuple[type[Source], ...] = (ArrayFiles, PascalVoc, CocoJson, ListFile, TableRows, ImageFolder)
 """Every reader, in the order in which they are asked: the ones that look for something rarer come first."""
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "PascalVoc",
     "Problem",
     "Source",
+    "TableRows",
     "kinds",
     "open_source",
     "pack_source",

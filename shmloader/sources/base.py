@@ -126,15 +126,22 @@ class Source(Dataset[Any]):
 
 
 class NameTable:
-    """Many file names in two arrays: a few bytes per name, and no Python object for each of them.
+    """Many names in two arrays: a few bytes per name, and no Python object for each of them.
 
-    Any name that a file can have comes back as it was, also one that is no UTF-8.
+    Any string comes back as it was: also the name of a file that is no UTF-8.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        encoded = [os.fsencode(name) for name in names]
-        self._bytes = np.frombuffer(b"".join(encoded), np.uint8)
+        encoded = [name.encode("utf-8", "surrogatepass") for name in names]
+        self._bytes: Array = np.frombuffer(b"".join(encoded), np.uint8)
         self._ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+
+    @classmethod
+    def of_bytes(cls, joined: Array, lengths: Array) -> NameTable:
+        """Return the table of names whose UTF-8 bytes (uint8) lie one after another in ``joined``; shares it."""
+        table = cls(())
+        table._bytes, table._ends = joined, np.cumsum(lengths, dtype=np.int64)
+        return table
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -151,7 +158,7 @@ class NameTable:
         if not 0 <= index < len(self._ends):
             raise IndexError(f"index {index} is out of range for {len(self._ends)} names")
         start = int(self._ends[index - 1]) if index else 0
-        return os.fsdecode(self._bytes[start : int(self._ends[index])].tobytes())
+        return self._bytes[start : int(self._ends[index])].tobytes().decode("utf-8", "surrogatepass")
 
 
 def position(index: int, length: int) -> int:

@@ -34,19 +34,23 @@ def read_file(path: str, told_by: str) -> bytes:
         raise SourceError(told_by, f"{path} is a folder, not a file") from None
 
 
-def folder_with(told_by: str, names: Sequence[str], folders: Sequence[str]) -> str:
-    """Return the first of ``folders`` that has one of the first few files. Raises SourceError with all of them."""
+def find_folder(names: Sequence[str], folders: Sequence[str]) -> tuple[str | None, str]:
+    """Return the first of ``folders`` that has one of the first few files, or None; and what was looked for where."""
     folders = list(dict.fromkeys(map(os.path.normpath, folders)))
-    probes = names[:_PROBES]
     for folder in folders:
-        for name in probes:
+        for name in names[:_PROBES]:
             path = os.path.join(folder, name)
             if os.path.isfile(path) or os.path.isfile(path.replace("\\", "/")):
-                return folder
-    looked = ", ".join(folders)
-    raise SourceError(
-        told_by, f"the images are not there: looked for {probes[0]} in {looked}; give their folder (--images)"
-    )
+                return folder, ""
+    return None, f"looked for {names[0]} in {', '.join(folders)}"
+
+
+def folder_with(told_by: str, names: Sequence[str], folders: Sequence[str]) -> str:
+    """Return the first of ``folders`` that has one of the first few images. Raises SourceError with all of them."""
+    folder, looked = find_folder(names, folders)
+    if folder is None:
+        raise SourceError(told_by, f"the images are not there: {looked}; give their folder (--images)")
+    return folder
 
 
 class Pictures:
