@@ -225,17 +225,21 @@ class CocoReader:
         return polygons.take(of_annotation.take(order).values), per_annotation[order]
 
 
-def _numbers(value: Any, what: str, count: int | None) -> list[float]:
-    """Return ``value`` if it is a list of finite numbers, ``count`` of them. Raises _Unusable."""
+def _numbers(value: Any, what: str, count: int | None) -> array[float]:
+    """Return a list of finite numbers, ``count`` of them if given, as an array. Raises _Unusable."""
     if value is None:
         raise _Unusable(f"has no {what}")
-    good = isinstance(value, list) and all(isinstance(n, (int, float)) and math.isfinite(n) for n in value)
-    if not good or (count is not None and len(value) != count):
+    try:
+        numbers = array("d", value if isinstance(value, list) else ["no list"])
+    except TypeError:
+        numbers = array("d", [math.nan])
+    # One number that is not finite makes the sum so; no Python object for each of them.
+    if not math.isfinite(sum(numbers)) or (count is not None and len(numbers) != count):
         raise _Unusable(f"has the {what} {str(value)[:60]}, not {count or 'a list of'} numbers")
-    return value  # type: ignore[no-any-return]
+    return numbers
 
 
-def _segmentation(value: Any) -> tuple[list[list[float]], str]:
+def _segmentation(value: Any) -> tuple[list[array[float]], str]:
     """Return (polygons, run lengths as JSON or an empty string)."""
     if isinstance(value, dict):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ class ListTable:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        self._spans: dict[int, list[slice]] = {}
         self.lines = array("q")
         self.names: list[str] = []
         self.texts: dict[str, list[str]] = {}
@@ -29,7 +31,9 @@ class ListTable:
 
     def add(self, number: int, row: Sequence[str]) -> None:
         """Add the columns of line ``number``. Raises ValueError if they do not fit, or are no numbers."""
-        spans = self.layout.spread(len(row))
+        spans = self._spans.get(len(row))
+        if spans is None:
+            spans = self._spans[len(row)] = self.layout.spread(len(row))
         for filler, place in zip(self._fillers, self._places, strict=True):
             filler.add(row[spans[place]])
         self.names.append(row[spans[self._path].start])
@@ -62,14 +66,22 @@ class _Filler:
         elif role == "text":
             self._texts.append(values[0])
         else:
-            for value in values:
-                if not is_number(value):
-                    raise ValueError(f"{value!r} is no number, and column {self.column.name!r} holds numbers")
-                self._numbers.append(float(value))
+            numbers = self._floats(values)
+            self._numbers.extend(numbers)
             if role == "number":
                 self._whole = self._whole and is_whole(values[0])
             else:
                 self._counts.append(len(values) // self._group)
+
+    def _floats(self, values: Sequence[str]) -> list[float]:
+        try:
+            numbers = list(map(float, values))
+            if math.isfinite(sum(numbers)):
+                return numbers
+        except ValueError:
+            pass
+        wrong = next((value for value in values if not is_number(value)), values[0])
+        raise ValueError(f"{wrong!r} is no number, and column {self.column.name!r} holds numbers")
 
     def finish(self) -> Array | Ragged | NameTable:
         role = self.column.role

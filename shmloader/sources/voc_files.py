@@ -13,6 +13,7 @@ from .voc_xml import Malformed
 
 _ANNOTATION_FOLDERS = frozenset({"annotations", "annotation", "xmls", "xml", "labels"})
 _IMAGE_FOLDERS = frozenset({"jpegimages", "images", "image", "imgs", "img"})
+_TELLING = _ANNOTATION_FOLDERS | _IMAGE_FOLDERS
 _LOOK_AT = 20_000  # files, before a folder without a matching pair is taken for something else
 
 
@@ -23,7 +24,7 @@ def is_annotation_name(name: str) -> bool:
 
 def _place(folder: str) -> str:
     """Return a folder's path without those parts that only tell images from annotations."""
-    parts = [part for part in folder.split(os.sep) if part.lower() not in _ANNOTATION_FOLDERS | _IMAGE_FOLDERS]
+    parts = [part for part in folder.split(os.sep) if part.lower() not in _TELLING]
     return os.sep.join(parts)
 
 
