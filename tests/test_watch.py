@@ -133,15 +133,20 @@ def test_views_of_another_use_of_the_slot_are_refused():
     arena.close()
 
 
-def test_the_place_is_the_users_line():
-    """Not one inside this package or torch's loader."""
-    loader = DataLoader(Numbered(), 4, num_workers=1, debug=True)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_place_is_the_users_line(num_workers):
+    """Not one inside this package or torch's loader; told when the loader comes to that slot again."""
+    loader = DataLoader(Numbered(), 4, num_workers=num_workers, debug=True)
     source = iter(loader)
+    next(source)
     batch = next(source)
-    arena = loader._arenas.newest()
-    places = [slot.taken_at for slot in arena._slots.values() if slot.taken_at]
-    assert len(places) == 1
-    assert "batch = next(source)" in places[0]
-    assert "worker_pass" not in places[0]
+    start = batch.data_ptr() - loader.stats().arena.address
+    stale = loader._arenas.newest().segment.memory[start : start + 1]
     del batch
+    loader.stats()
+    stale[0] = 1
+    with pytest.raises(StaleSlot, match="after its last view") as caught:
+        list(source)
+    assert "batch = next(source)" in caught.value.taken_at
+    assert "passes.py" not in caught.value.taken_at
     loader.close()
