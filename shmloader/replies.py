@@ -28,7 +28,8 @@ NEVER_S = float("inf")
 class Replies:
     """The replies of one pool's workers. ``tasks`` are the tickets under way, to say what a worker was at.
 
-    ``on_death`` is called with each worker that has died, and gives it a successor or raises; None: deaths are told.
+    ``on_death`` is called with each worker that has died and with this object, and gives it a successor or raises;
+    None: deaths are told.
     """
 
     def __init__(self, pool: Pool, tasks: dict[int, Task], counters: Counters, warn_stuck_s: float | None) -> None:
@@ -38,7 +39,7 @@ class Replies:
         self._stuck_s = warn_stuck_s or NEVER_S
         self._oom_kills = read_oom_kills()
         self._dead: dict[int, float] = {}  # who has died, and when that was noticed
-        self.on_death: Callable[[int], None] | None = None
+        self.on_death: Callable[[int, Replies], None] | None = None
         self.early: dict[int, deque[tuple[int, ...]]] = {}
         """Replies of workers that have a successor: they come before the successor's."""
 
@@ -117,7 +118,7 @@ class Replies:
         WorkerDied. All that they had sent to ``workers`` has been read."""
         if self.on_death is not None:
             for worker in list(self._dead):
-                self.on_death(worker)
+                self.on_death(worker, self)
                 del self._dead[worker]  # an interrupt before this, and it is done once more
             return 0.0
         awaited = [worker for worker in workers if worker in self._dead]

@@ -45,27 +45,25 @@ class Reviver:
         self,
         pool: Pool,
         tasks: dict[int, Task],
-        replies: Replies,
         counters: Counters,
         on_bad_sample: str,
         resumes_owed: list[int],
     ) -> None:
         self._pool = pool
         self._tasks = tasks
-        self._replies = replies
         self._counters = counters
         self._on_bad_sample = on_bad_sample
         self._resumes_owed = resumes_owed
         # Of each worker: at which ticket it died last, how often in a row there, and at which sample.
         self._deaths: dict[int, tuple[int, int, int]] = {}
 
-    def revive(self, worker: int) -> None:
+    def revive(self, worker: int, replies: Replies) -> None:
         """Start a successor and send it the open tickets. Raises WorkerDied after too many deaths at one place.
 
         May be repeated if it was interrupted.
         """
-        death = self._replies.death_of(worker)
-        answered = self._keep_replies(worker)
+        death = replies.death_of(worker)
+        answered = self._keep_replies(worker, replies)
         mine = sorted(b for b, task in self._tasks.items() if task.worker == worker and b not in answered)
         # A ticket without a slot was refused one: its worker had nothing to do but to say VOID.
         refused = [batch for batch in mine if self._tasks[batch].slot is None]
@@ -74,31 +72,32 @@ class Reviver:
         redo = dispatcher.label(open_[0] if open_ else dispatcher.sent)
         place, deaths, last_position = self._deaths.get(worker, (redo, 0, NOWHERE))
         deaths, position = deaths + 1 if place == redo else 1, self._pool.position(worker)
-        if deaths >= DEATHS_IN_ALL or (deaths >= DEATHS and position == last_position):
+        if deaths >= DEATHS_IN_ALL or (deaths >= DEATHS and position == last_position != NOWHERE):
             self._blame(death, self._tasks[open_[0]] if open_ else None, deaths)
             deaths = 0
         self._pool.restart(worker, redo=redo, probing=bool(open_))
-        for _ in range(self._resumes_owed[worker] - self._resumes_kept(worker)):
+        for _ in range(self._resumes_owed[worker] - self._resumes_kept(worker, replies)):
             self._pool.outboxes[worker].send(Ticket(RESUME, 0, -1, 0, 0, 0, 0, 0))
         for batch in refused:
-            self._replies.early.setdefault(worker, deque()).append((VOID, batch, -1, -1, 0, 0, 0, 0))
+            replies.early.setdefault(worker, deque()).append((VOID, batch, -1, -1, 0, 0, 0, 0))
         for batch in open_:
             if not dispatcher.send_again(batch, self._tasks[batch]):  # its indices grew by what is to be avoided
                 raise self._error(death, self._tasks[batch].shown_indices(), DEATHS)
         self._deaths[worker] = redo, deaths, position
         self._counters.restarts += 1
 
-    def _keep_replies(self, worker: int) -> set[int]:
+    def _keep_replies(self, worker: int, replies: Replies) -> set[int]:
         """Put what the dead worker has answered for good where it is read first; return the batches."""
-        early = self._replies.early.get(worker, deque())
+        early = replies.early.get(worker, deque())
         while (message := self._pool.inboxes[worker].receive()) is not None:
             if message[0] == RESUMED or message[0] & ~KEPT in _TERMINAL:
                 early.append(message)
-                self._replies.early[worker] = early
+                replies.early[worker] = early
         return {message[1] for message in early if message[0] != RESUMED}
 
-    def _resumes_kept(self, worker: int) -> int:
-        return sum(message[0] == RESUMED for message in self._replies.early.get(worker, ()))
+    @staticmethod
+    def _resumes_kept(worker: int, replies: Replies) -> int:
+        return sum(message[0] == RESUMED for message in replies.early.get(worker, ()))
 
     def _blame(self, death: WorkerDied, task: Task | None, deaths: int) -> None:
         """Make a ticket avoid the sample that its workers died at, or raise WorkerDied, which names it."""

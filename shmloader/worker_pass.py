@@ -102,7 +102,7 @@ class WorkerPass(Pass):
         self._epoch = 0
         self._resumes_owed = [0] * self._num_workers
         if loader.on_worker_death == RESTART:
-            reviver = Reviver(self._pool, self._tasks, self._replies, counters, self._on_bad_sample, self._resumes_owed)
+            reviver = Reviver(self._pool, self._tasks, counters, self._on_bad_sample, self._resumes_owed)
             self._replies.on_death = reviver.revive
             self._reviver: Reviver | None = reviver
         else:

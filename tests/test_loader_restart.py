@@ -127,14 +127,14 @@ def test_a_sample_that_always_kills_is_avoided_if_the_user_said_so(tmp_path, pol
     assert all("3 workers in a row" in bad.error for bad in stats.bad_samples)
 
 
-def test_workers_that_cannot_even_start_are_told_after_three(tmp_path):
+def test_workers_that_cannot_even_start_are_told_after_eight(tmp_path):
     """A worker_init_fn that ends its process does not start processes for ever."""
     loader = DataLoader(
         Noisy(tmp_path), 4, num_workers=2, on_worker_death="restart", worker_init_fn=lambda worker: os._exit(9)
     )
     with pytest.raises(WorkerDied) as caught:
         next(iter(loader))
-    assert (caught.value.exitcode, caught.value.deaths) == (9, 3)
+    assert (caught.value.exitcode, caught.value.deaths) == (9, 8)
     loader.close()
 
 
