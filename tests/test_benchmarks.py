@@ -88,3 +88,18 @@ def test_right_data_passes() -> None:
     """The same script with torch's own loader."""
     script = WRONG.format(damage="batch", kind="torch.utils.data.DataLoader")
     assert run_script(script, args=[str(BENCHMARKS)]).silent().stdout == "right\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("fuzz_pack.py", ["--count", "120", "--seed", "2"], "0 not as it should be"),
+        ("kill_runs.py", ["--count", "6", "--seed", "2"], "0 wrong, leaks: none"),
+        pytest.param("kill_runs.py", ["--count", "60", "--seed", "3"], "0 wrong, leaks: none", marks=pytest.mark.slow),
+        pytest.param("soak.py", ["--minutes", "0.3", "--seed", "2"], "0 wrong, leaks: none", marks=pytest.mark.slow),
+    ],
+)
+def test_the_scripts_that_look_for_trouble_run_and_find_none(script: str, arguments: list[str], said: str) -> None:
+    """A7, D6: a short soak, a few kills at random moments, some damaged packs."""
+    result = run_command([sys.executable, str(BENCHMARKS / script), *arguments], timeout=300).check()
+    assert said in result.stdout
