@@ -49,6 +49,8 @@ from .worker import worker_main
 
 GRACE_S = 0.7
 """Seconds that workers have to leave by themselves; then they are terminated, and killed."""
+HASTE_S = 0.2
+"""The same where a worker has died, and somebody waits to be told."""
 TERM_S = 0.3
 JOIN_S = 1.0
 """Seconds for the kernel to end and tell of a process that was killed or has died."""
@@ -81,6 +83,7 @@ class Pool:
         self.processes: list[Any] = []
         self._bells: list[tuple[Doorbell, Doorbell]] = []
         self._lines: list[int] = []
+        self.grace_s = GRACE_S
         self._stopped = False
         self._owner_pid = os.getpid()
         self._context = torch.multiprocessing if context is None else context
@@ -276,7 +279,7 @@ class Pool:
         for outbox in self.outboxes:
             outbox.send(Ticket(STOP, 0, 0, 0, 0, 0, 0, 0))
         try:
-            late = self._join(self.processes, GRACE_S)
+            late = self._join(self.processes, self.grace_s)
             for process in late:
                 process.terminate()
             self._join(late, TERM_S)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from .delivery import Counters
 from .errors import WorkerDied, WorkerStuckWarning, WorkerTimeout
 from .oom import oom_kills_since, read_oom_kills
-from .pool import Pool
+from .pool import HASTE_S, Pool
 from .tickets import Task, oldest_indices
 
 LOOK_S = 5.0
@@ -128,6 +128,7 @@ class Replies:
             return NEVER_S
         left = 0.0 if awaited else self._dead[first] + LAST_BATCHES_S - now
         if left <= 0:
+            self._pool.grace_s = HASTE_S
             raise self.death_of(first)
         return left
 
