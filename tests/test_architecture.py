@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("3c batches made", "fetch"),
         ("3d packs in batches, orders for a worker", "gathering orders"),
         ("3e who a worker is, what it sends", "identity publisher"),
-        ("4  one process's part", "worker device sources"),
+        ("4  one process's part", "worker device"),
         ("5  the processes", "pool"),
         ("5b waiting for them, giving them work", "dispatch replies room"),
         ("5c replacing them", "revival"),
@@ -52,6 +52,8 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("7a the front", "loader"),
         # Planning measures the loader itself, from outside: nothing below knows of it.
         ("7b a trial of the loader", "probe"),
+        # Packing reads through the loader, as its first user.
+        ("7b reading for packs", "sources"),
         ("7c what data takes", "facts"),
         ("7d a plan for it", "plan"),
         ("8  the names that users import", "__init__"),

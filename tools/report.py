@@ -28,7 +28,7 @@ def class_lines(counts: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException | str) -> str:
     """Return an error's text without line breaks: file names and other libraries' messages may hold some."""
     return " ".join(str(error).split())
 

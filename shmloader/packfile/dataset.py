@@ -103,6 +103,11 @@ class PackedDataset(Dataset[Any]):
         return self._pack.manifest
 
     @property
+    def file_bytes(self) -> int:
+        """Bytes of the file."""
+        return self._pack.file_bytes
+
+    @property
     def fields(self) -> tuple[Field, ...]:
         """The selected fields, in the order of a sample."""
         return tuple([reader.field for reader in self.gather.fields])

@@ -15,8 +15,10 @@ from .base import Options, Source, StrPath
 from .coco import CocoJson, segmentation
 from .image_folder import ImageFolder
 from .list_file import ListFile
-from .packing import pack_source
+from .packing import pack_parts, pack_source
 from .problems import Problem
+from .result import PackRun, PartRun
+from .settings import PackSettings, Part
 from .table import TableRows
 from .voc import PascalVoc
 
@@ -30,12 +32,17 @@ __all__ = [
     "ImageFolder",
     "ListFile",
     "Options",
+    "PackRun",
+    "PackSettings",
+    "Part",
+    "PartRun",
     "PascalVoc",
     "Problem",
     "Source",
     "TableRows",
     "kinds",
     "open_source",
+    "pack_parts",
     "pack_source",
     "recognise",
     "segmentation",

@@ -9,6 +9,8 @@ workers that are forked from it would copy such objects page by page.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from ..images import Fit
@@ -109,6 +112,35 @@ class Source(Dataset[Any]):
     def class_counts(self) -> Mapping[str, int] | None:
         """Return samples per class in label order, or None where there are no classes."""
         return None
+
+    def classes_of_samples(self) -> npt.NDArray[np.int64] | None:
+        """Return one number per sample, (n,): samples of one number are of one class. None where there are none.
+
+        A split that is stratified keeps the share of each.
+        """
+        return None
+
+    def fingerprint(self) -> str:
+        """Return a digest of what there is to read: kind, options, and the name of every sample; no contents.
+
+        A packing run goes on with an unfinished pack only if this is the same.
+        """
+        digest = hashlib.sha256()
+        facts = [self.kind, len(self), self.describe(), self.metadata, self.encodings, self.field_names]
+        digest.update(json.dumps(facts, default=str).encode())
+        columns = self.columns()
+        if columns is not None:
+            parts = columns if isinstance(columns, Mapping) else {"": columns}
+            for name, array in parts.items():
+                digest.update(f"{name} {array.dtype} {array.shape}\n".encode("utf-8", "surrogatepass"))
+        else:
+            for index in range(len(self)):
+                digest.update(self.name_of(index).encode("utf-8", "surrogatepass") + b"\0")
+        source = self.metadata.get("source")
+        if isinstance(source, str) and os.path.isfile(source):
+            status = os.stat(source)
+            digest.update(f"{status.st_size} {status.st_mtime_ns}".encode())
+        return digest.hexdigest()
 
     def problems(self, index: int, sample: Any) -> Iterable[Problem]:
         """Return what is wrong with ``sample``, which ``self[index]`` gave: boxes, labels, sizes. Not its reading.

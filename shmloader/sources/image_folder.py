@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from .. import images
@@ -131,6 +132,9 @@ class ImageFolder(Source):
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(self._notes)
+
+    def classes_of_samples(self) -> npt.NDArray[np.int64]:
+        return self.labels
 
     def class_counts(self) -> Mapping[str, int]:
         counts = np.bincount(self.labels, minlength=len(self.classes))
