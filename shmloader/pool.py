@@ -81,7 +81,7 @@ class Pool:
     ) -> None:
         self.arena = arena
         self.processes: list[Any] = []
-        self._bells: list[tuple[Doorbell, Doorbell]] = []
+        self._bells: list[list[Doorbell]] = []
         self._lines: list[int] = []
         self.grace_s = GRACE_S
         self._stopped = False
@@ -121,13 +121,14 @@ class Pool:
 
     def _start(self, worker: int, redo: int, probing: bool) -> None:
         """Start a worker, or another one in place of it: see WorkerOrders for ``redo`` and ``probing``."""
-        ticket_bell, reply_bell = Doorbell.create(), Doorbell.create()
-        line, write_end = LifeLine.create()
+        # Each is where stop() finds it before the next is made: descriptors may run out, Ctrl-C may come.
         if worker == len(self._bells):
-            self._bells.append((ticket_bell, reply_bell))
-            self._lines.append(write_end)
-        else:
-            self._bells[worker], self._lines[worker] = (ticket_bell, reply_bell), write_end
+            self._bells.append([])
+            self._lines.append(-1)
+        bells = self._bells[worker] = []
+        bells.append(ticket_bell := Doorbell.create())
+        bells.append(reply_bell := Doorbell.create())
+        line, self._lines[worker] = LifeLine.create()
         tickets_at = self._control_at + self._rings_at + 2 * worker * self._ring_bytes
         replies_at = tickets_at + self._ring_bytes
         states_at = self._control_at + self._states_at + worker * STATES_BYTES

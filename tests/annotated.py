@@ -24,7 +24,7 @@ def photograph(path: Path, size: tuple[int, int] = (120, 80), *, name: str = "ca
 
     With ``turn`` 3, 6 or 8 the file's pixels lie, and its EXIF orientation says how to bring them upright.
     """
-    upright = demo_photos._photograph(*demo_photos.PHOTOGRAPHS[name]).convert("RGB").resize(size)
+    upright = demo_photos.load_photograph(*demo_photos.PHOTOGRAPHS[name]).convert("RGB").resize(size)
     move = LIE_DOWN[turn]
     exif = Image.Exif()
     if turn != 1:

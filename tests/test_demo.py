@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
-from shmloader_tools import demo_photos
+from shmloader_tools import demo_detect, demo_photos, demo_voc
 
-from shmloader.sources import ImageFolder
+from shmloader.sources import ImageFolder, PascalVoc
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -57,6 +58,30 @@ def test_photographs_are_not_written_over_a_folder(tmp_path: Path, capsys: pytes
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_pictures_are_the_same_every_time_and_their_boxes_are_known(tmp_path: Path) -> None:
+    """Two builds are equal; the source reads every box where it was pasted, whichever way up it was annotated."""
+    truth = demo_voc.build(tmp_path / "a", pictures=24)
+    assert demo_voc.build(tmp_path / "b", pictures=24) == truth
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")
+    data = PascalVoc(tmp_path / "a")
+    assert sum(data.class_counts().values()) == sum(map(len, truth)) > 30
+    for index, objects in enumerate(truth):
+        sample = data[index]
+        assert [data.classes[label] for label in sample["labels"]] == [each.name for each in objects]
+        assert sample["truncated"].tolist() == [each.truncated for each in objects]
+        expected = np.array([each.box for each in objects], np.float32).reshape(-1, 4)
+        assert np.abs(sample["boxes"].numpy() - expected).max(initial=0) <= 1
+        kinds = {problem.kind for problem in data.problems(index, sample)}
+        assert not kinds
+    assert len(PascalVoc(tmp_path / "a", image_set="val")) == 5
+
+
+def test_the_detection_step_finds_every_box(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Packed by the command, read in batches, compared with what was pasted."""
+    assert demo_detect.detect(str(tmp_path / "voc"), str(tmp_path / "voc.lmdb"), pictures=10)
+    assert "10 pictures with" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
     """From photographs to a loss that falls, under the planned limit; and it writes nowhere but where it is told."""
@@ -68,7 +93,7 @@ def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
             sys.executable,
             "-m",
             "shmloader_tools.demo_train",
-            *f"--work {work} --per-class 8 --epochs 3 --rounds 1".split(),
+            *f"--work {work} --per-class 8 --epochs 3 --rounds 1 --pictures 20".split(),
         ],
         cwd=home,
         env={"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)},
@@ -80,6 +105,6 @@ def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "demo passed" in done.stdout
     assert done.stderr == ""
-    for words in ("Samples   80", "arena_bytes", "epoch 3", "pack of pixels", "limit "):
+    for words in ("Samples   80", "arena_bytes", "epoch 3", "pack of pixels", "limit ", "Pascal VOC", "20 pictures"):
         assert words in done.stdout
     assert list(home.iterdir()) == []

@@ -303,7 +303,7 @@ if sys.argv[3] == "exception":
 """
 
 
-@pytest.mark.parametrize("how", ["end", "exception"])
+@pytest.mark.parametrize("how", ["end", pytest.param("exception", marks=pytest.mark.slow)])
 def test_at_exit_everything_is_unregistered_lent_or_not(how, tmp_path):
     """Nobody closes anything, one batch is still alive."""
     out = tmp_path / "log"

@@ -97,6 +97,7 @@ def test_the_same_script_runs_with_and_without_cuda(tmp_path):
     assert result.stderr.count("Warning") == (0 if torch.cuda.is_available() else 1)
 
 
+@pytest.mark.slow
 def test_without_pinning_cuda_is_not_touched():
     """B6: neither by building a loader nor by an epoch."""
     run_script(
@@ -188,6 +189,7 @@ def test_the_driver_is_called_in_the_chosen_context_with_whole_numbers(driver, t
     assert result.stdout.splitlines() == ["retain 103", f"register {high} 8192", f"unregister {high}"]
 
 
+@pytest.mark.slow
 def test_a_missing_driver_is_a_refusal_not_a_crash(tmp_path):
     """A CUDA build of torch on a machine without the driver."""
     source = """

@@ -36,7 +36,8 @@ PHOTOGRAPHS: dict[str, tuple[str, str]] = {
 """Class -> (package, file in it)."""
 
 
-def _photograph(package: str, inside: str) -> Image.Image:
+def load_photograph(package: str, inside: str) -> Image.Image:
+    """Return a photograph that a package ships: a value of PHOTOGRAPHS."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise SystemExit(f"{package} is not installed: pip install 'shmloader[demo]'")
@@ -50,7 +51,7 @@ def build(folder: Path, *, per_class: int = 40, seed: int = 0) -> int:
     folder.mkdir(parents=True)
     written = 0
     for name, (package, inside) in PHOTOGRAPHS.items():
-        photograph = _photograph(package, inside)
+        photograph = load_photograph(package, inside)
         (folder / name).mkdir()
         # One stream per class and file: adding a class does not change the files of another.
         for number in range(per_class):

@@ -12,8 +12,6 @@ import argparse
 import json
 import os
 import platform
-import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -28,7 +26,8 @@ from torch.nn import functional
 from shmloader import DataLoader, PackedDataset
 from shmloader.errors import human_bytes
 
-from . import demo_compare, demo_photos
+from . import demo_compare, demo_detect, demo_photos
+from .demo_steps import command, heading
 
 SIDE = 96  # pixels: what the network sees
 BATCH = 32
@@ -48,23 +47,6 @@ def small_network(classes: int) -> nn.Module:
     for channels_in, channels in ((3, 16), (16, 32), (32, 64), (64, 128)):
         layers += [nn.Conv2d(channels_in, channels, 3, stride=2, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
-
-
-def heading(text: str) -> None:
-    print(f"\n=== {text}", flush=True)
-
-
-def command(*words: str, show: bool = True) -> str:
-    """Run one of the installed commands, show it and what it prints; return its stdout. Ends the demo if it fails."""
-    program = Path(sys.executable).parent / words[0]
-    if show:
-        print(f"$ {shlex.join(words)}", flush=True)
-    done = subprocess.run([str(program), *words[1:]], capture_output=True, text=True, check=False)
-    if show or done.returncode:
-        print(done.stdout + done.stderr, end="", flush=True)
-    if done.returncode:
-        raise SystemExit(f"{words[0]} ended with exit code {done.returncode}")
-    return done.stdout
 
 
 def plan(pack: str) -> dict[str, Any]:
@@ -128,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="demo", description="From a folder of photographs to a training loop.")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="existing folder to write into")
     parser.add_argument("--per-class", type=int, default=40, metavar="N", help="photographs per class (default 40)")
+    parser.add_argument("--pictures", type=int, default=60, metavar="N", help="pictures with boxes (default 60)")
     parser.add_argument("--epochs", type=int, default=2, metavar="N", help="epochs to train (default 2)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of the comparison (default 5)")
     options = parser.parse_args(argv)
@@ -171,8 +154,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     peak = max(memory.arena, compared.arena_peak)
     print(f"limit        {human_bytes(limit)} for each; used at most {peak / limit:.0%}")
 
+    heading("7. Detection: a Pascal VOC set with boxes that are known")
+    boxes_right = demo_detect.detect("voc", "voc.lmdb", pictures=options.pictures)
+
     fell = losses[-1] < losses[0]
-    ok = fell and peak <= limit
+    ok = fell and peak <= limit and boxes_right
     print(f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}: {'it fell' if fell else 'IT DID NOT FALL'}; "
           f"{time.perf_counter() - began:.0f} s in all; {'demo passed' if ok else 'DEMO FAILED'}")  # fmt: skip
     return 0 if ok else 1

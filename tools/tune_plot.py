@@ -17,7 +17,8 @@ except ImportError as error:
 
 _SHARED = "#4477aa"
 _CHOSEN = "#cc3311"
-_LIMIT = "#888888"
+_LIMIT = "#777777"
+_SCALE_ENDS = 3.0  # times the largest arena that was tried: limits further away stand behind a break of the axis
 
 
 def draw(plan: MemoryPlan, measured: Measurement, path: str) -> None:
@@ -56,36 +57,60 @@ def _over_memory(axes: Axes, plan: MemoryPlan, measured: Measurement) -> None:
     unit, name = _unit(max(row.shared_bytes for row in measured.rows))
     rows = sorted(measured.rows, key=lambda row: row.shared_bytes)
     axes.plot([r.shared_bytes / unit for r in rows], _rates(rows), "o", color=_SHARED)
-    near: list[float] = []
-    for row in rows:
-        place = row.shared_bytes / unit
-        # Rows of one arena size stand above each other; their labels take turns above and below.
-        below = len([other for other in near if abs(other - place) < 1e-9]) % 2
-        near.append(place)
-        axes.annotate(
-            f"{row.num_workers}x{row.prefetch_factor}",
-            (place, row.samples_per_s),
-            textcoords="offset points",
-            xytext=(0, -13 if below else 7),
-            ha="center",
-            fontsize="small",
-        )
+    _label(axes, rows, unit)
     _mark(axes, measured.chosen.shared_bytes / unit, measured.chosen)
     axes.set_xlabel(f"shared memory of one loader, {name} (label: workers x batches each)")
     most = max(row.shared_bytes for row in rows) / unit
     limits = [(plan.limit.nbytes_free / plan.local_ranks, plan.limit.name)]
-    if plan.host.shm is not None:
+    if plan.host.shm is not None and not plan.host.shm.unlimited:
         limits.append((plan.host.shm.nbytes_free / plan.local_ranks, plan.host.shm.source))
-    beyond = []
-    for nbytes, label in limits:
-        if nbytes / unit <= 3 * most:
-            _line(axes, nbytes / unit, f"{label}: {human_bytes(int(nbytes))}")
-        else:
-            beyond.append(f"{label}: {human_bytes(int(nbytes))}")
-    if beyond:  # far to the right: drawn to scale it would press all points together
-        axes.set_title("beyond the right edge: " + "; ".join(beyond), fontsize="small", color=_LIMIT, loc="right")
-    axes.set_xlim(left=0)
-    axes.margins(x=0.12)
+    limits.sort()
+    near = [limit for limit in limits if limit[0] / unit <= _SCALE_ENDS * most]
+    far = limits[len(near) :]
+    end = max(1.2 * most, *(1.08 * nbytes / unit for nbytes, _ in near), 0.0)
+    for nbytes, label in near:
+        _line(axes, nbytes / unit, f"{label}: {human_bytes(int(nbytes))}")
+    if far:
+        # Drawn to scale they would press all points together: the axis is broken, and they stand behind the break.
+        end = _break(axes, end, [f"{label}: {human_bytes(int(nbytes))}" for nbytes, label in far])
+    axes.set_xlim(0, end)
+
+
+def _label(axes: Axes, rows: list[Row], unit: int) -> None:
+    """Write workers x batches beside each point; labels of one arena size are moved apart where they would overlap."""
+    step = 0.045 * max(_rates(rows))
+    ends: dict[int, float] = {}  # by arena size: where the last label stands
+    for row in sorted(rows, key=lambda row: row.samples_per_s):
+        height = max(row.samples_per_s, ends.get(row.shared_bytes, -step) + step)
+        ends[row.shared_bytes] = height
+        axes.annotate(
+            f"{row.num_workers}x{row.prefetch_factor}",
+            (row.shared_bytes / unit, height),
+            textcoords="offset points",
+            xytext=(12, 0),
+            ha="left",
+            va="center",
+            fontsize="small",
+        )
+
+
+def _break(axes: Axes, place: float, labels: list[str]) -> float:
+    """Break the axis at ``place``, draw a line behind it for each label, and return where the axis then ends."""
+    step = 0.09 * place
+    for number, label in enumerate(labels):
+        _line(axes, place + (1.2 + number) * step, label)
+    for shift in (0.0, 0.15):
+        axes.plot(
+            [place + shift * step, place + (shift + 0.15) * step],
+            [-0.015, 0.015],
+            color="black",
+            linewidth=1,
+            clip_on=False,
+            transform=axes.get_xaxis_transform(),
+        )
+    ticks = MaxNLocator(nbins=6).tick_values(0, place)
+    axes.set_xticks([tick for tick in ticks if 0 <= tick < place])
+    return place + (len(labels) + 1) * step
 
 
 def _workers(row: Row) -> int:
