@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,21 @@ from support import shm_names
 # Machines that run tests are slow and shared: a slow example is no failure.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--alone", action="store_true", help="run the tests marked 'alone', and no others")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests that count what the whole machine holds out of runs in several processes (pytest-xdist)."""
+    together = "PYTEST_XDIST_WORKER" in os.environ
+    only = config.getoption("--alone")
+    if not together and not only:
+        return
+    left_out = [item for item in items if (item.get_closest_marker("alone") is not None) != only]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_collection_finish() -> None:

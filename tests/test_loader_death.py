@@ -239,11 +239,13 @@ def kill_at_random_moments(count, seed):
     wait_until(f"Shmem as before (seed {seed})", lambda: shmem_bytes() - shmem < 24 * MIB, 10.0)
 
 
+@pytest.mark.alone
 def test_a_killed_group_leaves_nothing_at_two_random_moments():
     """No name in /dev/shm, no shared memory, no process (A5)."""
     kill_at_random_moments(2, random.randrange(1 << 30))
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_killed_group_leaves_nothing_at_twenty_random_moments():
     """The same, start-up included, 20 times."""

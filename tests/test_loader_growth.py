@@ -149,6 +149,7 @@ def test_a_slot_is_not_much_larger_than_its_batch(num_workers):
     loader.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("prefetch_factor", [1, 8])
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_shared_memory_never_exceeds_the_arena(num_workers, prefetch_factor):

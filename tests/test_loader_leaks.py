@@ -47,6 +47,7 @@ def assert_as_after_the_fifth(loader, before, shmem):
     assert loader.stats().arena.nbytes < MIB
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("count", "arguments"),
     [
@@ -63,6 +64,7 @@ def test_first_batches_leave_nothing_behind(count, arguments):
     loader.close()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_five_hundred_first_batches_leave_nothing_behind():
     """500 rounds with two forked workers (C13)."""

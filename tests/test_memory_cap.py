@@ -174,6 +174,7 @@ print(min(abs(shmem - blocks) for shmem, blocks in pairs), max(shmem for shmem, 
 """
 
 
+@pytest.mark.alone
 def test_shmem_of_the_machine_tells_the_same():
     """/proc/meminfo agrees with the segment's blocks, to a megabyte at the calmest of 128 moments: others share the
     machine. Its peak stays within what the cap allows and what they do."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -296,30 +297,26 @@ READ_ALL = """
 """
 
 
-def test_reading_needs_no_right_to_write(whole: Path, tmp_path: Path) -> None:
+def test_reading_needs_no_right_to_write(whole: Path) -> None:
     """D9: as another user, from a directory of mode 555 with a file of mode 444; names and times stay."""
-    folder = tmp_path / "ro"
-    folder.mkdir()
-    shutil.copy(whole, folder / "p.lmdb")
-    (folder / "p.lmdb").chmod(0o444)
-    folder.chmod(0o555)
-    above = [each for each in folder.parents if each.is_relative_to("/tmp") and each != Path("/tmp")]
-    modes = {each: each.stat().st_mode for each in above}
-    status = (folder / "p.lmdb").stat()
     other = os.getuid() == 0
-    try:
-        if other:
-            for each in above:
-                each.chmod(0o755)
-        done = run_script(READ_ALL, args=[str(folder / "p.lmdb"), *(["other"] if other else [])])
-    finally:
-        for each, mode in modes.items():
-            each.chmod(mode)
-    assert done.check().stdout == "400\n"
-    assert os.listdir(folder) == ["p.lmdb"]
-    now = (folder / "p.lmdb").stat()
+    # pytest's own folders are closed to others, and several of its processes set their modes.
+    with tempfile.TemporaryDirectory(prefix="shmloader-test-") as text:
+        Path(text).chmod(0o755)
+        folder = Path(text) / "ro"
+        folder.mkdir()
+        shutil.copy(whole, folder / "p.lmdb")
+        (folder / "p.lmdb").chmod(0o444)
+        folder.chmod(0o555)
+        status = (folder / "p.lmdb").stat()
+        try:
+            done = run_script(READ_ALL, args=[str(folder / "p.lmdb"), *(["other"] if other else [])])
+            assert done.check().stdout == "400\n"
+            assert os.listdir(folder) == ["p.lmdb"]
+            now = (folder / "p.lmdb").stat()
+        finally:
+            folder.chmod(0o755)
     assert all(getattr(now, name) == getattr(status, name) for name in ("st_mtime_ns", "st_ctime_ns", "st_size"))
-    folder.chmod(0o755)
 
 
 def test_reading_works_on_a_read_only_mount(whole: Path, tmp_path: Path) -> None:

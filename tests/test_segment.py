@@ -33,6 +33,7 @@ def test_round_up_gives_the_smallest_multiple(nbytes, unit, expected):
     assert round_up(nbytes, unit) == expected
 
 
+@pytest.mark.alone
 def test_a_reserved_range_costs_no_memory(backing):
     """A segment of 64 GiB commits nothing and moves Shmem by less than a mebibyte."""
     with no_leaks():
@@ -69,6 +70,7 @@ def test_committed_bytes_read_zero_and_come_back_zero_after_decommit(backing):
     segment.close()
 
 
+@pytest.mark.alone
 def test_decommit_gives_pages_back_at_once():
     """8 MiB committed and decommitted leave Shmem where it was, while the mapping still lives."""
     segment = Segment.create(64 * MIB)
