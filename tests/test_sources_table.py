@@ -88,6 +88,24 @@ def test_a_table_of_numbers_is_packed_in_bulk(tmp_path: Path, kind: str) -> None
         assert torch.cat([batch["petals"] for batch in loader]).tolist() == list(range(3000))
 
 
+def test_large_columns_are_mapped_and_not_held(tmp_path: Path) -> None:
+    """Beyond the given memory, numbers lie in a file without a name; samples and packs are the same."""
+    rng = np.random.default_rng(0)
+    vectors = rng.random((5000, 8)).astype(np.float32)
+    table = pa.table({"v": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8), "n": np.arange(5000)})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=700)
+    data = TableRows(tmp_path / "t.parquet", memory=100_000)
+    columns = data.columns()
+    assert columns is not None
+    assert isinstance(columns["v"], np.memmap)
+    assert not isinstance(columns["n"], np.memmap)
+    np.testing.assert_array_equal(columns["v"], vectors)
+    assert data[4999]["v"].tolist() == vectors[4999].tolist()
+    packed = PackedDataset(pack_source(data, tmp_path / "t.lmdb").path)
+    np.testing.assert_array_equal(packed.column("v"), vectors)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.lmdb", "t.parquet"]
+
+
 def test_a_table_with_words_is_packed_row_by_row(tmp_path: Path) -> None:
     """Texts with quotes, commas and line breaks come back as they were."""
     frame = flowers(9)
@@ -162,14 +180,14 @@ def test_missing_values_are_errors_with_row_and_column_or_nan(tmp_path: Path, ki
     data = TableRows(path, columns=("x",))
     assert np.isnan(data[1]["x"].item())
     assert data.notes == ("column 'x': 2 missing values became NaN",)
-    with pytest.raises(SourceError, match=r"row 2: column 'age' has no value here, .*age=float") as caught:
+    with pytest.raises(SourceError, match=r"row 2: column 'age' has no value here; .*age=float") as caught:
         TableRows(path)
     assert caught.value.path == f"{path}, row 2"
     aged = TableRows(path, columns=("age=float", "name=text"))
     assert np.isnan(aged[2]["age"].item())
     assert aged[3]["name"] == ""
     if kind == "parquet":  # in CSV an empty text is an empty text
-        with pytest.raises(SourceError, match=r"row 3: column 'name' has no value here, .*name=text"):
+        with pytest.raises(SourceError, match=r"row 3: column 'name' has no value here; .*name=text"):
             TableRows(path, columns=("name",))
     pd.DataFrame({"x": [1, 2], "none": [None, None]}).to_parquet(tmp_path / "n.parquet")
     with pytest.raises(SourceError, match="column 'none' has no values at all"):

@@ -4,8 +4,9 @@
     tulip,0.25,photos/a.jpg           with columns ("species=label", "height", "photo=image")
 
 Types are the file's own; those of CSV are found out by pyarrow from the whole column. All columns are read when the
-table is opened and are kept in memory, as arrays. A missing value is an error with its row and column, unless the
-column holds floats: there it is NaN. Rows count from 0, the header not counted.
+table is opened, and kept as arrays: small ones in memory, large ones of numbers in a temporary file. A missing value is
+an error with its row and column, unless the column holds floats: there it is NaN. Rows count from 0, the header not
+counted.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from .base import Array, NameTable, Options, Source, StrPath, position
 from .list_lines import names_image
 from .pictures import Pictures, find_folder, folder_of, read_file
 from .problems import Problem
-from .table_read import CSV_SUFFIXES, PARQUET_SUFFIXES, Column, TableFile, first_texts, parts_of
+from .table_columns import Column, read_column
+from .table_read import CSV_SUFFIXES, PARQUET_SUFFIXES, TableFile, first_texts, parts_of
 
 ROLES = ("image", "file", "label", "text", "float")
+_MEMORY = 64 << 20
 _LOOK_AT = 1000  # values from which a column of images is known
 
 
@@ -38,6 +41,7 @@ class TableRows(Source):
     int64, texts as numbers of the sorted ``classes``; ``text``, with missing values empty; ``float``, float64 with
     missing values NaN. A column of texts that name images which are there is an ``image`` unless said otherwise.
 
+    A column of numbers of more than ``memory`` bytes (64 MiB) is kept in an unnamed temporary file instead of memory.
     ``columns()`` gives whole arrays where all columns are numbers of one shape: such a table is packed in bulk.
     Raises SourceError for a damaged file and missing values (row and column), MissingExtra without pyarrow.
     """
@@ -55,6 +59,7 @@ class TableRows(Source):
         separator: str | None = None,
         fit: Fit | None = None,
         encoded: bool = False,
+        memory: int = _MEMORY,
     ) -> None:
         self.path = os.fspath(path)
         self._pictures = Pictures(fit, encoded)
@@ -67,7 +72,7 @@ class TableRows(Source):
         self._folders: dict[str, str] = {}
         self._notes = file.notes
         for name, role in chosen.items():
-            column = file.read(name, role)
+            column = read_column(file, name, role, memory)
             self._roles[name] = self._role(name, role, column, images)
             self._columns[name] = self._labels(name, column) if role == "label" else column
 
