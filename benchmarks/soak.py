@@ -264,6 +264,7 @@ EXITS = {
 EXIT = """
 import os, signal, sys, time, warnings
 warnings.simplefilter("ignore")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores Ctrl-C
 from shmloader import DataLoader
 from soak_oracle import Known
 loader = DataLoader(Known(400, slow=frozenset(range(40, 400)), nap_s=1000.0), 4, num_workers=8)
