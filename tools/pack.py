@@ -15,9 +15,10 @@ from shmloader.budget import parse_bytes
 from shmloader.errors import MisuseError, ShmLoaderError, human_bytes
 from shmloader.images import Fit
 from shmloader.packfile.writer import CHUNK_BYTES
-from shmloader.sources import PackSettings, Part, kinds, open_source, pack_parts
+from shmloader.sources import PackSettings, Part, PythonDataset, Source, kinds, open_source, pack_parts
 
-from . import pack_sources
+from . import pack_formats, pack_sources
+from .imported import BadOption
 from .pack_report import report_lines, skipped_line
 from .report import one_line, progress_bar, show
 
@@ -35,13 +36,14 @@ def parser() -> argparse.ArgumentParser:
         "and OUT is as it was before; 2: wrong arguments. The same command goes on with a run that was killed, "
         "interrupted or out of space.",
     )
-    top.add_argument("source", metavar="SOURCE", help="what to pack")
+    top.add_argument("source", metavar="SOURCE", nargs="?", help="what to pack")
     top.add_argument("out", metavar="OUT.lmdb", help="the file to write")
     top.add_argument("--as", dest="kind", choices=sorted(kinds()), help="do not find out what SOURCE is: it is this")
     top.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     top.add_argument("--restart", action="store_true", help="begin anew, if an earlier run was not finished")
     top.add_argument("--quiet", action="store_true", help="no progress, no report: errors and left-out samples only")
     pack_sources.add_arguments(top)
+    pack_formats.add_arguments(top)
     _add_images(top.add_argument_group("images"))
     _add_fields(top.add_argument_group("fields"))
     _add_choice(top.add_argument_group("which samples, in which order"))
@@ -163,14 +165,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     top = parser()
     try:
-        options = top.parse_args(argv)
+        options = top.parse_intermixed_args(argv)  # SOURCE may be missing, and options may stand before OUT
+        if (options.source is None) == (options.dataset is None):
+            top.error("give a SOURCE, or a --dataset, and OUT.lmdb")
         fit = _fit(top, options)
         settings = _settings(top, options)
     except SystemExit as stop:  # argparse has said why
         return stop.code if isinstance(stop.code, int) else 2
     try:
         return _run(options, fit, settings)
-    except (ShmLoaderError, OSError) as error:
+    except (ShmLoaderError, OSError, BadOption) as error:
         print(f"{PROG}: error: {one_line(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -211,9 +215,9 @@ def _settings(top: argparse.ArgumentParser, options: argparse.Namespace) -> Pack
 
 
 def _run(options: argparse.Namespace, fit: Fit | None, settings: PackSettings) -> int:
-    chosen = pack_sources.source_options(options, fit)
-    source = open_source(options.source, options.kind, chosen)
-    with closing(_Progress(len(source), quiet=options.quiet)) as progress:
+    source, salt = _open(options, fit)
+    total = None if isinstance(source, PythonDataset) and source.streams else len(source)
+    with closing(_Progress(total, quiet=options.quiet)) as progress:
         run = pack_parts(
             source,
             options.out,
@@ -223,21 +227,29 @@ def _run(options: argparse.Namespace, fit: Fit | None, settings: PackSettings) -
             workers=options.workers,
             on_error=options.on_error,
             report=options.report,
-            salt=repr(chosen),
+            salt=salt,
             progress=progress,
         )
     if not options.quiet:
-        show(report_lines(options.source, source, run))
+        show(report_lines(options.source or options.dataset, source, run))
     left_out = skipped_line(run)
     if left_out is not None:
         print(f"{PROG}: {one_line(left_out)}", file=sys.stderr)
     return 0
 
 
+def _open(options: argparse.Namespace, fit: Fit | None) -> tuple[Source, str]:
+    """Return the source, and what else decides what its samples are."""
+    chosen = pack_sources.source_options(options, fit)
+    if options.dataset is not None:
+        return pack_formats.dataset_of(options), repr(chosen)
+    return open_source(options.source, options.kind, chosen), repr(chosen)
+
+
 class _Progress:
     """A progress bar on stderr with rate and time left; nothing at all when stderr is no terminal."""
 
-    def __init__(self, total: int, *, quiet: bool) -> None:
+    def __init__(self, total: int | None, *, quiet: bool) -> None:
         self._bar = progress_bar(quiet=quiet, total=total, unit=" samples")
 
     def __call__(self, done: int, total: int | None, nbytes: int) -> None:

@@ -7,6 +7,8 @@ import argparse
 from shmloader.images import Fit
 from shmloader.sources import Options
 
+from . import pack_formats
+
 
 def add_arguments(top: argparse.ArgumentParser) -> None:
     """Add the options to the command line, in a group of their own."""
@@ -33,7 +35,9 @@ def add_arguments(top: argparse.ArgumentParser) -> None:
         "--columns",
         metavar="WORDS",
         help="list: the roles of the columns, as in path,points,label (of path, label, points, boxes, numbers, "
-        "number, text, skip); table: the columns to keep, as in photo=image,species=label,height",
+        "number, text, skip); table: the columns to keep, as in photo=image,species=label,height; "
+        "webdataset, huggingface: the suffixes or "
+        "columns to keep, as in jpg,cls",
     )
 
 
@@ -49,4 +53,5 @@ def source_options(given: argparse.Namespace, fit: Fit | None) -> Options:
         annotated=given.annotated,
         separator=_SEPARATORS.get(given.separator, given.separator),
         columns=None if given.columns is None else tuple(given.columns.split(",")),
+        **pack_formats.options_of(given),
     )

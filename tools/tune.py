@@ -8,9 +8,7 @@ Exit code 0: it fits. 2: it does not fit, and the advice says what would. 1: an 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -25,6 +23,7 @@ from shmloader.limits import UNLIMITED, HostLimits, Limit
 from shmloader.packfile import PackedDataset
 from shmloader.plan import MemoryPlan, plan_memory
 
+from .imported import imported
 from .tune_measure import Measurement, measure
 
 PROG = "shmloader-tune"
@@ -153,30 +152,11 @@ def _run(options: argparse.Namespace) -> int:
 # --- what the command line names --------------------------------------------------------------------------------------
 
 
-def _imported(name: str, option: str) -> Any:
-    """Return what ``module:attribute`` names; the current folder is searched first, as by ``python -m``."""
-    module, colon, attribute = name.partition(":")
-    if not colon or not module or not attribute:
-        raise ValueError(f"{option} {name!r} must name a module and a function in it, as in my_data:make")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    found = importlib.import_module(module)
-    for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise ValueError(f"{option} {name!r}: {module} has no {attribute}") from None
-    return found
-
-
 def _dataset(path: str | None, factory: str | None) -> Any:
     pack = None if path is None else PackedDataset(path)
     if factory is None:
         return pack
-    try:
-        make = _imported(factory, "--dataset")
-    except ImportError as error:
-        raise ValueError(f"--dataset {factory!r}: {error}") from error
+    make = imported(factory, "--dataset")
     dataset = make() if pack is None else make(pack)
     if not callable(getattr(type(dataset), "__len__", None)) or not callable(getattr(dataset, "__getitem__", None)):
         raise ValueError(f"--dataset {factory!r} returned a {type(dataset).__name__}, which has no length or no items")
@@ -190,10 +170,7 @@ def _collate(how: str, dataset: Any) -> tuple[Callable[[list[Any]], Any] | None,
     if how in COLLATES:
         return COLLATES[how], f"collate_{how}", []
     if how:
-        try:
-            return _imported(how, "--collate"), how.partition(":")[2], []
-        except ImportError as error:
-            raise ValueError(f"--collate {how!r}: {error}") from error
+        return imported(how, "--collate"), how.partition(":")[2], []
     if stackable(dataset):
         return None, "", []
     note = (

@@ -28,6 +28,9 @@ _ROW_COST = 16
 """Bytes that a ragged row counts beside its values: offsets take memory too, and rows of no bytes at all must not
 collect for ever."""
 
+_WINDOWS_CHUNK_BYTES = 256 << 20
+"""So large a chunk may become to hold enough windows beside the one that it stores whole."""
+
 Notes = Callable[[int], dict[str, Any]]
 """Called with the rows of a commit: what the journal is to keep for their caller."""
 
@@ -77,7 +80,7 @@ class Body:
 
     def add_rows(self, arrays: list[Value], count: int) -> None:
         """Append ``count`` rows of fixed fields: arrays (count, *shape) of the fields' own shapes. Copies."""
-        row_bytes = sum([value.array[0].nbytes for value in arrays])
+        row_bytes = sum([column.fixed_row_bytes or 0 for column in self.columns])
         at = 0
         while at < count:
             until = min(count, at + self._room(row_bytes))
@@ -141,7 +144,11 @@ class Body:
             if size is None:
                 return
             row_bytes += size
-        self._rows_per_chunk = power_of_two(self._chunk_bytes, row_bytes)
+        windows = max([column.least_rows for column in self.columns], default=1)
+        self._rows_per_chunk = max(
+            power_of_two(self._chunk_bytes, row_bytes),
+            min(windows, power_of_two(_WINDOWS_CHUNK_BYTES, row_bytes)),
+        )
 
     def _room(self, row_bytes: int) -> int:
         """Return how many rows of ``row_bytes`` may be added before the next look at whether the chunk is full."""

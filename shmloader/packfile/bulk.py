@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from ..errors import UnsupportedField
 from .values import Unstorable, Value, value_of
+from .windows import Windows
 
-Columns = Mapping[str, Any] | Sequence[Any] | npt.NDArray[Any]
+Columns = Mapping[str, Any] | Sequence[Any] | npt.NDArray[Any] | Windows
 
 
 def take_apart(columns: Columns, index: int) -> tuple[Any, list[Value], int]:
@@ -29,7 +30,7 @@ def take_apart(columns: Columns, index: int) -> tuple[Any, list[Value], int]:
     arrays: list[Value] = []
     for name, part in zip(names, parts, strict=True):
         try:
-            value = value_of(part)
+            value = _windows(part) if isinstance(part, Windows) else value_of(part)
         except Unstorable as fault:
             raise UnsupportedField(index, name, fault.found) from None
         if value.kind != "array" or value.array.ndim == 0:
@@ -41,7 +42,14 @@ def take_apart(columns: Columns, index: int) -> tuple[Any, list[Value], int]:
             raise ValueError(f"column {name!r} has {len(value.array)} rows, column {names[0]!r} has {count}")
     if not count:
         return None, arrays, 0
-    rows = [np.asarray(part[0]) if isinstance(part, np.ndarray) else part[0] for part in parts]
+    rows = [np.asarray(part[0]) if isinstance(part, np.ndarray | Windows) else part[0] for part in parts]
     if isinstance(columns, Mapping):
         return dict(zip(columns, rows, strict=True)), arrays, count
     return (tuple(rows) if isinstance(columns, (tuple, list)) else rows[0]), arrays, count
+
+
+def _windows(windows: Windows) -> Value:
+    """Return windows as a column whose rows share memory with each other."""
+    flat = value_of(windows.flat)
+    same = Windows(flat.array, windows.length, windows.stride, windows.dtype_given)
+    return Value("array", flat.dtype, same.rows(), windows.windowing)

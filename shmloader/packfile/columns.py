@@ -19,8 +19,12 @@ from .block import BlockField
 from .outline import FieldOutline
 from .schema import Field
 from .values import Bytes, Value, describe
+from .windows import Windowing
 
 FIXED, RAGGED, FREE = 0, 1, 2
+
+_SHARED = 16
+"""Of a chunk of windows, at most one part in so many is stored in the next chunk as well."""
 
 LARGEST_CHUNK = 2**32 - 2**20
 """Bytes. LMDB stores the length of a value in 32 bits."""
@@ -53,6 +57,8 @@ class Column:
         self.kind = outline.kind
         self.dtype = outline.dtype
         self.first_shape = outline.shape
+        self.windowing = outline.windowing
+        self._tail: npt.NDArray[Any] | None = None  # of the last window: what the next one shares with it
         self.level = RAGGED if outline.kind in ("str", "bytes") else FIXED
         self._shape: list[int | None] = list(outline.shape)
         self._row_bytes = outline.row_bytes
@@ -82,6 +88,8 @@ class Column:
         """Return the bytes of ``value``; raise Differs unless it can be a row of this field."""
         if value.kind != self.kind or value.dtype != self.dtype or value.array.ndim != len(self._shape):
             raise Differs(self.describe(), value.describe())
+        if self.windowing is not None:
+            raise Differs("windows, which come as columns", value.describe())
         nbytes = value.array.nbytes
         if nbytes > LARGEST_CHUNK:
             raise Differs(f"at most {LARGEST_CHUNK} bytes", f"{nbytes} bytes")
@@ -109,8 +117,29 @@ class Column:
 
     def add_rows(self, rows: npt.NDArray[Any]) -> None:
         """Append many rows of a fixed field: contiguous, of this dtype, (n, *shape). Copies them."""
-        self._append(rows)
+        if self.windowing is None:
+            self._append(rows)
+        else:
+            self._append(np.ascontiguousarray(rows[:, : self.windowing.stride]))
+            self._tail = np.array(rows[-1, self.windowing.stride :])
         self.rows += len(rows)
+
+    @property
+    def least_rows(self) -> int:
+        """Rows that a chunk should have at least, a power of two: then few of its bytes are in the next one too."""
+        if self.windowing is None:
+            return 1
+        shared = self.first_shape[0] - self.windowing.stride
+        return 1 << (_SHARED * shared // self.windowing.stride).bit_length()
+
+    def check_windows(self, value: Value) -> None:
+        """Raise Differs unless the rows of ``value`` are windows like those before, and go on where they end."""
+        if value.windowing != self.windowing:
+            raise Differs(_windows_text(self.windowing), _windows_text(value.windowing))
+        if value.array.shape[1:] != self.first_shape:
+            raise Differs(self.describe(), describe(self.kind, self.dtype, value.array.shape[1:]))
+        if self._tail is not None and not np.array_equal(self._tail, value.array[0, : len(self._tail)]):
+            raise Differs("a window that begins with the end of the one before", "other numbers")
 
     def uniform_rows(self, shapes: npt.NDArray[np.int64]) -> int:
         """Return how many of these rows (n, axes) from the first on can be added without changing a fixed field."""
@@ -150,6 +179,8 @@ class Column:
 
     def take(self) -> Chunk:
         """Return the waiting rows as a chunk, and begin a new one."""
+        if self._tail is not None:
+            self._append(self._tail)
         offsets = shapes = None
         if self.level != FIXED:
             table = np.array(self._shapes, np.uint32).reshape(self.rows, len(self._shape))
@@ -171,7 +202,14 @@ class Column:
             return Field(self.name, "array", "uint8", (3, None, None), self.encoding)
         if self.kind in ("str", "bytes"):
             return Field(self.name, self.kind, self.dtype, ())
+        if self.windowing is not None:
+            stride, given = self.windowing.stride, self.windowing.dtype
+            return Field(self.name, self.kind, given, tuple(self._shape), None, stride, self.dtype)
         return Field(self.name, self.kind, self.dtype, tuple(self._shape))
+
+
+def _windows_text(windowing: Windowing | None) -> str:
+    return "rows that do not overlap" if windowing is None else str(windowing)
 
 
 def ends(lengths: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:

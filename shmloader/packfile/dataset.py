@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 
 from ..errors import BadChoice
 from .checks import OFF, OPEN, VERIFY, Checks
+from .fields import Reader, open_fields
 from .mapping import OpenPack, open_pack
-from .reader import FixedReader, RaggedReader, open_fields
 from .schema import Field, Manifest
 from .structure import Branch, builder, leaves, renumber, select
 
@@ -25,7 +25,7 @@ _BULK = 4
 class Gather:
     """Batches of a pack: one reader per selected field, in the order of a sample."""
 
-    def __init__(self, fields: tuple[FixedReader | RaggedReader, ...]) -> None:
+    def __init__(self, fields: tuple[Reader, ...]) -> None:
         self.fields = fields
         self.is_plain = all(field.is_plain for field in fields)
         """Whether every field is a number or an array of one shape, so that batches need no Python per sample."""
@@ -122,13 +122,15 @@ class PackedDataset(Dataset[Any]):
         """Return a whole field as a new array (count, *shape), without touching the others. Any field, selected or not.
 
         Of a ragged field, a string or bytes: (values, offsets), where row i is ``values[offsets[i]:offsets[i + 1]]``
-        (of strings and images: the bytes). Raises KeyError, and TypeError for a dtype that numpy does not know.
+        (of strings and images: the bytes). Of windows, a read-only view (count, *shape) of one new array, with the
+        dtype that they are stored with. Raises KeyError, and TypeError for a dtype that numpy does not know.
         """
         for number, field in enumerate(self.manifest.fields):
             if field.name == name:
                 self._checks.whole(number)
-                if not field.stores_bytes and field.numpy_dtype.name != field.dtype:
-                    raise TypeError(f"numpy has no {field.dtype}: read field {name!r} with ds.gather or ds[i]")
+                stored = field.stored or field.dtype
+                if not field.stores_bytes and field.numpy_dtype.name != stored:
+                    raise TypeError(f"numpy has no {stored}: read field {name!r} with ds.gather or ds[i]")
                 return open_fields(self._pack)[number].column()
         raise KeyError(f"{self.path} has no field {name!r}; it has {', '.join(f.name for f in self.manifest.fields)}")
 

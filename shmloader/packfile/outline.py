@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..errors import SampleMismatch, UnsupportedField
@@ -17,6 +17,7 @@ from .naming import name_fields
 from .schema import storage_dtype
 from .structure import Node, StructureDiffers, UnusableKey, flatten, infer, node_from_json, node_to_json
 from .values import Unstorable, Value, describe, value_of
+from .windows import Windowing
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,14 @@ class FieldOutline:
     shape: tuple[int, ...]
     """Of the first row. That of str and bytes is their length."""
     encoding: str | None
+    windowing: Windowing | None = None
+    """Of windows: how the rows overlap."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the first row."""
-        return math.prod(self.shape) * self.item_bytes
+        """Bytes of the first row; of windows, of what they have before the next one begins."""
+        shape = self.shape if self.windowing is None else (self.windowing.stride, *self.shape[1:])
+        return math.prod(shape) * self.item_bytes
 
     @property
     def item_bytes(self) -> int:
@@ -87,6 +91,11 @@ class Outline:
             raise ValueError(f"encodings name the fields {sorted(unknown)}, but the samples have {names}")
         return cls(structure, tuple(fields))
 
+    def windowed(self, values: Sequence[Value]) -> Outline:
+        """Return the outline of columns, some of which may be windows: one value a field."""
+        fields = [replace(each, windowing=value.windowing) for each, value in zip(self.fields, values, strict=True)]
+        return Outline(self.structure, tuple(fields))
+
     def leaves(self, index: int, sample: Any) -> list[Any]:
         """Return what ``sample`` holds, one object a field. Raises SampleMismatch if it is built differently."""
         found: list[Any] = []
@@ -112,14 +121,18 @@ class Outline:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        fields = [[each.name, each.kind, each.dtype, list(each.shape), each.encoding] for each in self.fields]
+        fields = [
+            [each.name, each.kind, each.dtype, list(each.shape), each.encoding]
+            + ([] if each.windowing is None else [asdict(each.windowing)])
+            for each in self.fields
+        ]
         return {"structure": node_to_json(self.structure), "fields": fields}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outline:
         """Reverse ``to_json``."""
         fields = [
-            FieldOutline(name, kind, dtype, tuple(shape), encoding)
-            for name, kind, dtype, shape, encoding in data["fields"]
+            FieldOutline(name, kind, dtype, tuple(shape), encoding, *[Windowing(**each) for each in windowing])
+            for name, kind, dtype, shape, encoding, *windowing in data["fields"]
         ]
         return cls(node_from_json(data["structure"]), tuple(fields))

@@ -300,14 +300,3 @@ class RaggedReader(FieldReader):
             flat[at : at + nbytes] = self._pack.bytes[place : place + nbytes]
             at += nbytes
         return values, offsets
-
-
-def open_fields(pack: OpenPack) -> tuple[FixedReader | RaggedReader, ...]:
-    """Return a reader for each field of the pack."""
-    raw = pack.raw()
-    return tuple(
-        [
-            (RaggedReader if field.ragged else FixedReader)(pack, raw, number)
-            for number, field in enumerate(pack.manifest.fields)
-        ]
-    )

@@ -87,7 +87,7 @@ class Rows:
         self.pack = pack
         self._ready: dict[int, tuple[torch.Tensor, Indices, int]] = {}
         self._single = len(places) == 1
-        self._announcer = Announcer(pack, row_bytes)
+        self._announcer = Announcer(pack, window)
         self._grid = 0
         if len(places) and window:
             self._base = int(places.min())
@@ -141,7 +141,7 @@ class Rows:
         def gather(indices: Indices) -> None:
             torch.index_select(windows, 0, torch.from_numpy(offsets_of(indices)), out=target)
 
-        if self.row_bytes < LARGE_ROW:
+        if self._window < LARGE_ROW:
             return gather
         announcer, base, grid = self._announcer, self._base, self._grid
 

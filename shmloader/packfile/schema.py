@@ -10,6 +10,10 @@
                             where several axes vary: in single numbers
     FFFF/s/CCCCCCCCCC       where several axes vary: the shape of each row (uint32)
 
+    windows                 rows of a fixed shape that overlap: row i begins ``stride`` elements of the first axis
+                            behind row i - 1, and what they share is stored once. A chunk ends with its last row whole
+                            v:  0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13        length 6, stride 4: rows 0-5, 4-9, 8-13
+
 F and C are hexadecimal. All numbers are little-endian. Every value has pages of its own, so that its place is 16 bytes
 off a page border.
 """
@@ -90,6 +94,10 @@ class Field:
     """Shape in every sample; None for an axis whose length varies. Of a decoded image: (3, None, None)."""
     encoding: str | None = None
     """``"encoded-image"``: the bytes of an image file, decoded when read. None: stored as it is."""
+    stride: int | None = None
+    """Of windows: elements of the first axis from the start of one row to that of the next. None: no windows."""
+    stored: str | None = None
+    """Of windows: the dtype that they are stored with; they are converted to ``dtype`` when read."""
 
     @property
     def ragged(self) -> bool:
@@ -111,7 +119,7 @@ class Field:
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype of one stored number: unsigned bits where numpy lacks it, uint8 for str, bytes and images."""
-        return np.dtype(np.uint8) if self.stores_bytes else storage_dtype(self.dtype)
+        return np.dtype(np.uint8) if self.stores_bytes else storage_dtype(self.stored or self.dtype)
 
     @property
     def stores_bytes(self) -> bool:
@@ -131,10 +139,13 @@ class Field:
         text = f"{self.name} {self.kind if self.kind in ('int', 'float', 'str', 'bytes') else self.dtype}"
         if self.kind == "array":
             text += f"[{inside}]"
+        if self.stride is not None:
+            return f"{text} (windows of {self.stored}, one every {self.stride})"
         return f"{text} ({self.encoding})" if self.encoding else text
 
     def to_json(self) -> dict[str, Any]:
         """Return the field as JSON values."""
+        windows = {} if self.stride is None else {"stride": self.stride, "stored": self.stored}
         return {
             "name": self.name,
             "kind": self.kind,
@@ -142,16 +153,29 @@ class Field:
             "shape": list(self.shape),
             "ragged": self.ragged,
             "encoding": self.encoding,
+            **windows,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Field:
         """Make a field from ``to_json``'s values; KeyError, TypeError or ValueError if they are not."""
-        made = cls(str(data["name"]), str(data["kind"]), str(data["dtype"]), tuple(data["shape"]), data["encoding"])
+        made = cls(
+            str(data["name"]),
+            str(data["kind"]),
+            str(data["dtype"]),
+            tuple(data["shape"]),
+            data["encoding"],
+            data.get("stride"),
+            data.get("stored"),
+        )
         if made.kind not in ("array", "int", "float", "bool", "str", "bytes"):
             raise ValueError(f"unknown kind {made.kind!r}")
         if made.kind not in ("str", "bytes") and made.dtype not in TORCH_DTYPES:
             raise ValueError(f"unknown dtype {made.dtype!r}")
+        if made.stride is not None and (
+            made.stored not in TORCH_DTYPES or not made.is_plain or not 0 < made.stride <= made.shape[0]  # type: ignore[operator]
+        ):
+            raise ValueError(f"windows of {made.stored!r} and shape {made.shape}, one every {made.stride}")
         return made
 
 

@@ -105,7 +105,7 @@ def merge_small(
     sizes = sorted(
         (sum(record.value_bytes for record in records[number]), number)
         for number, column in enumerate(columns)
-        if column.level == FIXED and len(records[number]) > 1
+        if column.level == FIXED and len(records[number]) > 1 and column.windowing is None
     )
     allowed = int(payload_bytes * _JOINED_SHARE)
     for _, number in sizes:

@@ -15,6 +15,7 @@ Nothing in the file is believed: every number is checked before it is followed, 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAGIC = 0xBEEFC0DE
@@ -25,6 +26,7 @@ HEAD_BYTES = 152
 _PAGE_HEAD = 16
 _BRANCH, _LEAF, _OVERFLOW, _META = 0x01, 0x02, 0x04, 0x08
 _BIG = 0x01  # of a leaf's node: the value has pages of its own
+_SEVERAL = 0x06  # the value is a database of its own, or several values of one key
 _NO_PAGE = 2**64 - 1
 _DEEPEST = 32  # LMDB's own limit
 
@@ -80,13 +82,18 @@ def read_meta(head: bytes) -> Meta:
 
 
 def find_values(data: memoryview, meta: Meta) -> dict[bytes, Place]:
-    """Return the place of each value of the main database by its key. Reads branch and leaf pages only.
+    """Return the place of each value of the main database by its key; see ``walk_values``."""
+    return dict(walk_values(data, meta))
 
-    ``data`` is the file, at least as long as its last page's end. Raises BadTree.
+
+def walk_values(data: memoryview, meta: Meta) -> Iterator[tuple[bytes, Place]]:
+    """Yield (key, place of its value) of the main database, in the order of the keys. Reads branch and leaf pages only.
+
+    ``data`` is the file, at least as long as its last page's end. Raises BadTree, also for named databases and keys
+    with several values.
     """
     if meta.root == _NO_PAGE:
-        return {}
-    found: dict[bytes, Place] = {}
+        return
     waiting = [(meta.root, 1)]
     seen: set[int] = set()
     while waiting:
@@ -100,12 +107,13 @@ def find_values(data: memoryview, meta: Meta) -> dict[bytes, Place]:
         if own != number or kind not in (_BRANCH, _LEAF) or not _PAGE_HEAD <= lower <= meta.page_bytes:
             raise BadTree(f"page {number} of its tree is damaged")
         slots = struct.unpack_from(f"<{(lower - _PAGE_HEAD) // 2}H", data, start + _PAGE_HEAD)
+        children: list[tuple[int, int]] = []
         for slot in slots:
             if not _PAGE_HEAD <= slot <= meta.page_bytes - 8:
                 raise BadTree(f"page {number} of its tree is damaged")
             low, high, node_flags, key_bytes = struct.unpack_from("<HHHH", data, start + slot)
             if flags & _BRANCH:
-                waiting.append((low | high << 16 | node_flags << 32, depth + 1))
+                children.append((low | high << 16 | node_flags << 32, depth + 1))
                 continue
             at = start + slot + 8 + key_bytes
             size = low | high << 16
@@ -113,6 +121,8 @@ def find_values(data: memoryview, meta: Meta) -> dict[bytes, Place]:
             if at + inside > start + meta.page_bytes:
                 raise BadTree(f"page {number} of its tree is damaged")
             key = bytes(data[start + slot + 8 : at])
+            if node_flags & _SEVERAL:
+                raise BadTree(f"the key {key[:40]!r} has several values, or names a database of its own")
             if node_flags & _BIG:
                 first = struct.unpack_from("<Q", data, at)[0]
                 place = Place(first * meta.page_bytes + _PAGE_HEAD, size, True)
@@ -120,5 +130,5 @@ def find_values(data: memoryview, meta: Meta) -> dict[bytes, Place]:
                     raise BadTree(f"the value of {key!r} lies outside of the file")
             else:
                 place = Place(at, size, False)
-            found[key] = place
-    return found
+            yield key, place
+        waiting += reversed(children)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from .schema import TORCH_DTYPES, storage_dtype
+from .windows import Windowing
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -33,6 +34,9 @@ class Value(NamedTuple):
     dtype: str
     array: npt.NDArray[Any]
     """Contiguous, in this machine's byte order; uint8 for str and bytes. May share memory with the dataset's value."""
+
+    windowing: Windowing | None = None
+    """Of a column of windows: how its rows overlap."""
 
     def describe(self) -> str:
         """Say in a few words what it is, for messages: ``uint8 array of shape (3, 8, 8)``."""

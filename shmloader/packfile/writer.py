@@ -108,10 +108,11 @@ class PackWriter:
             raise MisuseError(f"{self._env.target}: the first sample has been added already")
         self._body = Body(self._env, outline, self._chunk_bytes, self._notes)
 
-    def _begun(self, first: Any) -> Body:
+    def _begun(self, first: Any, columns: Sequence[Value] = ()) -> Body:
         self._check_open()
         if self._body is None:
-            self.begin(Outline.of(first, 0, self._field_names, self._encodings))
+            outline = Outline.of(first, 0, self._field_names, self._encodings)
+            self.begin(outline.windowed(columns) if columns else outline)
         assert self._body is not None
         return self._body
 
@@ -135,13 +136,14 @@ class PackWriter:
         """Add many samples at once: arrays or tensors of the same first axis, sample i being made of their rows i.
 
         A dict of arrays makes samples that are dicts, a tuple or list tuples, one array single values. No Python per
-        sample as long as the rows keep their shape. Copies. Raises SampleMismatch, UnsupportedField, ValueError.
+        sample as long as the rows keep their shape. ``Windows`` are stored without what they share; each call goes on
+        where the last one ended. Copies. Raises SampleMismatch, UnsupportedField, ValueError.
         """
         self._check_open()
         first, arrays, count = take_apart(columns, self.samples)
         if not count:
             return
-        body = self._begun(first)
+        body = self._begun(first, arrays)
         try:
             flatten(first, body.outline.structure, [])
         except StructureDiffers as differs:
@@ -151,6 +153,11 @@ class PackWriter:
             if column.kind != "array" or column.dtype != value.dtype or len(column.first_shape) != value.array.ndim - 1:
                 found = describe("array", value.dtype, value.array.shape[1:])
                 raise SampleMismatch(self.samples, column.name, column.describe(), found)
+            if value.windowing is not None or column.windowing is not None:
+                try:
+                    column.check_windows(value)
+                except Differs as differs:
+                    raise SampleMismatch(self.samples, column.name, differs.expected, differs.found) from None
             fits = fits and column.fixed_row_bytes is not None and column.first_shape == value.array.shape[1:]
         if fits:
             body.add_rows(arrays, count)
@@ -164,6 +171,8 @@ class PackWriter:
         self._check_open()
         if self._body is None:
             raise MisuseError(f"{self._env.target}: begin() comes before add_block()")
+        if any(each.windowing is not None for each in self._body.outline.fields):
+            raise MisuseError(f"{self._env.target}: windows are added as columns, not as blocks")
         self._body.add_block(read(self._body.outline, rows, values, shapes))
 
     # --- the end ------------------------------------------------------------------------------------------------------

@@ -14,15 +14,30 @@ from .arrays import ArrayFiles
 from .base import Options, Source, StrPath
 from .coco import CocoJson, segmentation
 from .image_folder import ImageFolder
+from .key_value import KeyValueLmdb
 from .list_file import ListFile
 from .packing import pack_parts, pack_source
 from .problems import Problem
+from .python_dataset import PythonDataset
 from .result import PackRun, PartRun
 from .settings import PackSettings, Part
+from .shards import is_pattern
 from .table import TableRows
+from .tokens import TokenWindows
 from .voc import PascalVoc
+from .webdataset import TarShards
 
-SOURCES: tuple[type[Source], ...] = (ArrayFiles, PascalVoc, CocoJson, ListFile, TableRows, ImageFolder)
+SOURCES: tuple[type[Source], ...] = (
+    ArrayFiles,
+    TarShards,
+    KeyValueLmdb,
+    TokenWindows,
+    PascalVoc,
+    CocoJson,
+    ListFile,
+    TableRows,
+    ImageFolder,
+)
 """Every reader, in the order in which they are asked: the ones that look for something rarer come first."""
 
 __all__ = [
@@ -30,6 +45,7 @@ __all__ = [
     "ArrayFiles",
     "CocoJson",
     "ImageFolder",
+    "KeyValueLmdb",
     "ListFile",
     "Options",
     "PackRun",
@@ -38,8 +54,11 @@ __all__ = [
     "PartRun",
     "PascalVoc",
     "Problem",
+    "PythonDataset",
     "Source",
     "TableRows",
+    "TarShards",
+    "TokenWindows",
     "kinds",
     "open_source",
     "pack_parts",
@@ -61,7 +80,7 @@ def recognise(path: StrPath) -> type[Source]:
     was looked for.
     """
     path = os.fspath(path)
-    if not os.path.exists(path):
+    if not os.path.exists(path) and not is_pattern(path):
         raise SourceError(path, "there is no such file or folder")
     for source in SOURCES:
         if source.recognises(path):
@@ -76,7 +95,7 @@ def open_source(path: StrPath, kind: str | None = None, options: Options | None 
         source = recognise(path)
     else:
         source = kinds()[kind]
-        if not os.path.exists(path):
+        if not os.path.exists(path) and not is_pattern(path):
             raise SourceError(path, "there is no such file or folder")
     options = options or Options()
     for name in options.given():

@@ -1,26 +1,26 @@
-"""Arrays on disk: an ``.npy`` file, an ``.npz`` file, or a folder of ``.npy`` files, one row per sample.
+"""Arrays on disk: one file of them, or a folder of ``.npy`` files, one row per sample.
 
-    images.npy            samples are rows:   images[i]
-    data.npz              samples are dicts:  {"x": x[i], "y": y[i]}
-    folder/x.npy, y.npy   the same, and all of it memory-mapped
+    images.npy                      samples are rows:     images[i]
+    data.npz, data.safetensors      samples are dicts:    {"x": x[i], "y": y[i]}
+    data.pt                         as it was saved:      a row, a dict or a tuple of rows
+    folder/x.npy, y.npy             samples are dicts
 
-All arrays of a set have the same first axis. ``.npy`` files, and the members of an ``.npz`` written by ``np.savez``
-(not ``savez_compressed``), are memory-mapped: their size does not count against RAM.
+All arrays of a set have the same first axis. They are memory-mapped wherever their format allows (array_files.py):
+their size does not count against RAM.
 """
 
 from __future__ import annotations
 
 import os
-import struct
-import zipfile
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import MisuseError, SourceError
-from .base import Array, Options, Source, StrPath, position
+from .array_files import SUFFIXES, Opened, Stored, map_npy, open_arrays
+from .base import Options, Source, StrPath, position
+from .blocks import Columns
 
 _TORCH_KINDS = "biufc"
 
@@ -28,45 +28,6 @@ _TORCH_KINDS = "biufc"
 def _npy_names(folder: str) -> list[str]:
     with os.scandir(folder) as entries:
         return sorted(e.name for e in entries if e.is_file() and e.name.endswith(".npy") and not e.name.startswith("."))
-
-
-def _map_npy(path: str, offset: int = 0) -> Array:
-    """Memory-map the array whose .npy header begins at ``offset``. Empty arrays cannot be mapped and are read."""
-    with open(path, "rb") as file:
-        file.seek(offset)
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read_header(file)
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects, not numbers: reading them would run code from the file")
-        start = file.tell()
-        nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
-        there = os.fstat(file.fileno()).st_size - start
-        if there < nbytes:
-            raise ValueError(f"the file is cut: {nbytes} bytes of data were announced, {there} are there")
-        if not nbytes:
-            return np.empty(shape, dtype)
-    order: Any = "F" if fortran else "C"
-    return np.memmap(path, dtype, "r", start, shape, order)
-
-
-def _map_npz(path: str) -> dict[str, Array]:
-    """Return the members of an .npz in the order of the file: mapped where stored plain, else read."""
-    arrays: dict[str, Array] = {}
-    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
-        for member in archive.infolist():
-            if not member.filename.endswith(".npy"):
-                raise ValueError(f"its member {member.filename!r} is not an array")
-            name = member.filename[: -len(".npy")]
-            if member.compress_type == zipfile.ZIP_STORED:
-                file.seek(member.header_offset)
-                local = file.read(30)  # its name and extra field may differ in length from the directory's
-                name_length, extra_length = struct.unpack("<HH", local[26:30])
-                arrays[name] = _map_npy(path, member.header_offset + 30 + name_length + extra_length)
-            else:
-                with archive.open(member) as stream:
-                    arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
-    return arrays
 
 
 def _storable(dtype: np.dtype[Any]) -> bool:
@@ -82,28 +43,29 @@ def _storable(dtype: np.dtype[Any]) -> bool:
 
 
 class ArrayFiles(Source):
-    """The rows of ``.npy`` / ``.npz`` files, as new tensors of the file's own dtype (in this machine's byte order).
+    """The rows of array files, as new tensors of the file's own dtype (in this machine's byte order).
 
-    One ``.npy`` gives the rows themselves, several arrays give dicts. A one-dimensional array gives 0-d tensors, so
-    that its dtype survives collation; arrays of strings give ``str``, of fixed-length bytes ``bytes``.
+    One array gives the rows themselves, a file or folder of several gives dicts, a tuple saved by torch gives tuples. A
+    one-dimensional array gives 0-d tensors, so that its dtype survives collation; arrays of strings give ``str``, of
+    fixed-length bytes ``bytes``.
     Raises SourceError for files that are damaged, hold Python objects, or do not fit together: it names both lengths.
     """
 
     kind = "arrays"
-    looked_for = "an .npy or .npz file, or a folder of .npy files, with one row per sample"
+    looked_for = "an .npy, .npz, .pt, .pth or .safetensors file, or a folder of .npy files, with one row per sample"
 
     def __init__(self, path: StrPath) -> None:
         self.path = os.fspath(path)
         self._open()
 
     def _open(self) -> None:
-        self._arrays = self._read()
-        self._single = self.path.endswith(".npy")
+        self._form = self._read()
+        self._arrays = self._named(self._form)
         first = ""
         for name, array in self._arrays.items():
             if array.ndim == 0:
                 raise SourceError(self.path, f"array {name!r} is a single number: it has no rows")
-            if not _storable(array.dtype):
+            if isinstance(array, np.ndarray) and not _storable(array.dtype):
                 raise SourceError(self.path, f"array {name!r} has dtype {array.dtype}, which torch does not know")
             first = first or name
             if len(array) != len(self._arrays[first]):
@@ -114,22 +76,25 @@ class ArrayFiles(Source):
                 )
         self._length = len(self._arrays[first])
 
-    def _read(self) -> dict[str, Array]:
-        path = self.path
-        try:
-            if os.path.isdir(path):
-                arrays = {}
-                for name in _npy_names(path):
-                    path = os.path.join(self.path, name)
-                    arrays[name[: -len(".npy")]] = _map_npy(path)
-            elif path.endswith(".npz"):
-                arrays = _map_npz(path)
-            else:
-                arrays = {os.path.basename(path).removesuffix(".npy"): _map_npy(path)}
-        except (ValueError, EOFError, zipfile.BadZipFile, struct.error) as fault:
-            raise SourceError(path, f"not readable as an array file: {fault}") from fault
-        if not arrays:
-            raise SourceError(self.path, "there is no array in it")
+    def _named(self, form: Opened) -> dict[str, Stored]:
+        if isinstance(form, dict):
+            if not form:
+                raise SourceError(self.path, "there is no array in it")
+            return form
+        if isinstance(form, tuple):
+            return {str(i): array for i, array in enumerate(form)}
+        return {os.path.splitext(os.path.basename(self.path))[0]: form}
+
+    def _read(self) -> Opened:
+        if not os.path.isdir(self.path):
+            return open_arrays(self.path)
+        arrays: dict[str, Stored] = {}
+        for name in _npy_names(self.path):
+            path = os.path.join(self.path, name)
+            try:
+                arrays[name[: -len(".npy")]] = map_npy(path)
+            except (ValueError, EOFError) as fault:
+                raise SourceError(path, f"not readable as an array file: {fault}") from fault
         return arrays
 
     def __getstate__(self) -> dict[str, Any]:
@@ -144,7 +109,7 @@ class ArrayFiles(Source):
     def recognises(cls, path: str) -> bool:
         if os.path.isdir(path):
             return bool(_npy_names(path))
-        return path.endswith((".npy", ".npz"))
+        return path.endswith(SUFFIXES)
 
     @classmethod
     def open(cls, path: str, options: Options) -> ArrayFiles:
@@ -157,20 +122,21 @@ class ArrayFiles(Source):
 
     def __getitem__(self, index: int) -> Any:
         index = position(index, self._length)
-        if self._single:
-            return _value(next(iter(self._arrays.values())), index)
-        return {name: _value(array, index) for name, array in self._arrays.items()}
+        rows = {name: _value(array, index) for name, array in self._arrays.items()}
+        if isinstance(self._form, dict):
+            return rows
+        return tuple(rows.values()) if isinstance(self._form, tuple) else next(iter(rows.values()))
 
-    def columns(self) -> Mapping[str, Array] | Array | None:
-        if any(array.dtype.kind in "US" for array in self._arrays.values()):
+    def columns(self) -> Columns | None:
+        if any(isinstance(array, np.ndarray) and array.dtype.kind in "US" for array in self._arrays.values()):
             return None
-        return next(iter(self._arrays.values())) if self._single else dict(self._arrays)
+        return self._form
 
     def name_of(self, index: int) -> str:
         return f"row {index} of {self.path}"
 
     def describe(self) -> str:
-        return "array" if self._single else f"{len(self._arrays)} arrays"
+        return f"{len(self._arrays)} arrays" if isinstance(self._form, dict | tuple) else "array"
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -178,13 +144,15 @@ class ArrayFiles(Source):
 
     @property
     def field_names(self) -> tuple[str, ...] | None:
-        return tuple(self._arrays) if self._single else None
+        return None if isinstance(self._form, dict | tuple) else tuple(self._arrays)
 
 
-def _value(array: Array, index: int) -> torch.Tensor | str | bytes:
+def _value(array: Stored, index: int) -> torch.Tensor | str | bytes:
     row = array[index]
-    if array.dtype.kind in "US":
+    if isinstance(row, torch.Tensor):
+        return row.clone()
+    if array.dtype.kind in "US":  # type: ignore[union-attr]
         if array.ndim > 1:
             raise SourceError(getattr(array, "filename", "array"), "rows of several strings cannot be stored")
-        return str(row) if array.dtype.kind == "U" else bytes(row)
-    return torch.from_numpy(np.array(row, dtype=array.dtype.newbyteorder("="), order="C"))
+        return str(row) if array.dtype.kind == "U" else bytes(row)  # type: ignore[union-attr]
+    return torch.from_numpy(np.array(row, dtype=array.dtype.newbyteorder("="), order="C"))  # type: ignore[union-attr]

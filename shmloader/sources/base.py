@@ -13,8 +13,8 @@ import hashlib
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from ..images import Fit
+from .blocks import Columns, named
 from .problems import Problem
 
 Annotated = Literal["auto", "upright", "stored"]
@@ -36,6 +37,27 @@ class Options:
     fit: Fit | None = None
     """Decode images and bring them to this size. None: keep the bytes of their files."""
 
+    window: int | None = None
+    """Of token files: tokens in one sample."""
+
+    stride: int | None = None
+    """Of token files: tokens from the start of one window to that of the next. None: as many as in a window."""
+
+    token_dtype: str | None = None
+    """Of token files: the dtype of the numbers in the file. None: as its head says, uint16 without a head."""
+
+    tokens_as: str | None = None
+    """Of token files: the dtype that samples have. None: int64."""
+
+    vocab_size: int | None = None
+    """Of token files: all tokens must be below it. None: that is not checked."""
+
+    keys: tuple[str, ...] | None = None
+    """Of one-key-per-sample LMDBs: how the keys of samples look, as in ``"image-%09d"``. None: every key is one."""
+
+    decode: Callable[..., Any] | None = field(default=None, repr=False)
+    """Of one-key-per-sample LMDBs: makes a sample of key and value. None: they are the sample."""
+
     images: str | None = None
     """The folder that names of image files are relative to. None: it is looked for."""
 
@@ -49,11 +71,12 @@ class Options:
     """What stands between the columns of a text file. None: it is found out."""
 
     columns: tuple[str, ...] | None = None
-    """What the columns are, each as ``role``, ``name`` or ``name=role``. None: it is found out."""
+    """What the columns are, each as ``role``, ``name`` or ``name=role``. None: it is found out. Of tar shards and
+    Hugging Face data: the suffixes or columns to keep; None: all."""
 
     def given(self) -> tuple[str, ...]:
         """Return the names of the options that differ from their defaults."""
-        return tuple([field.name for field in fields(self) if getattr(self, field.name) != field.default])
+        return tuple([each.name for each in fields(self) if getattr(self, each.name) != each.default])
 
 
 class Source(Dataset[Any]):
@@ -130,17 +153,20 @@ class Source(Dataset[Any]):
         digest.update(json.dumps(facts, default=str).encode())
         columns = self.columns()
         if columns is not None:
-            parts = columns if isinstance(columns, Mapping) else {"": columns}
-            for name, array in parts.items():
+            for name, array in named(columns, self.field_names).items():
                 digest.update(f"{name} {array.dtype} {array.shape}\n".encode("utf-8", "surrogatepass"))
         else:
             for index in range(len(self)):
                 digest.update(self.name_of(index).encode("utf-8", "surrogatepass") + b"\0")
-        source = self.metadata.get("source")
-        if isinstance(source, str) and os.path.isfile(source):
-            status = os.stat(source)
+        for path in self.files():
+            status = os.stat(path)
             digest.update(f"{status.st_size} {status.st_mtime_ns}".encode())
         return digest.hexdigest()
+
+    def files(self) -> list[str]:
+        """Return the files that hold many samples each: where one of them has changed, a run is not gone on with."""
+        source = self.metadata.get("source")
+        return [source] if isinstance(source, str) and os.path.isfile(source) else []
 
     def problems(self, index: int, sample: Any) -> Iterable[Problem]:
         """Return what is wrong with ``sample``, which ``self[index]`` gave: boxes, labels, sizes. Not its reading.
@@ -149,10 +175,11 @@ class Source(Dataset[Any]):
         """
         return ()
 
-    def columns(self) -> Mapping[str, Array] | Array | None:
+    def columns(self) -> Columns | None:
         """Return whole fields as arrays where they exist as such (memory maps, not copies), else None.
 
-        A mapping where samples are dicts, one array where samples are its rows: sample i is made of the rows i.
+        A mapping where samples are dicts, a tuple where they are tuples, one array where samples are its rows: sample i
+        is made of the rows i. See blocks.py for what may stand for an array.
         """
         return None
 

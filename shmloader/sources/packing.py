@@ -27,8 +27,10 @@ from .arrangement import arrange
 from .base import Source, StrPath
 from .journal import Tally
 from .part import PackingPart
+from .python_dataset import PythonDataset
 from .result import PackRun
 from .settings import PackSettings
+from .streaming import pack_stream
 
 Progress = Callable[[int, int | None, int], None]
 """Called with samples done, samples in all, bytes of values; of all parts together."""
@@ -75,6 +77,10 @@ def pack_parts(
     if on_error not in (STOP, SKIP):
         raise MisuseError(f"on_error is {on_error!r}; it is {STOP!r} or {SKIP!r}")
     settings = settings or PackSettings()
+    if isinstance(source, PythonDataset) and source.streams:
+        if on_error == SKIP:
+            raise MisuseError(f"{source.name} can only be iterated, and ends at its first error: it cannot be skipped")
+        return pack_stream(source, path, settings=settings, overwrite=overwrite, progress=progress)
     begun = time.monotonic()
     classes = source.classes_of_samples() if settings.stratify else None
     orders = arrange(len(source), settings, classes)

@@ -6,7 +6,7 @@ open ──▶ write: by columns, or by blocks from workers ──▶ finish (se
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,7 +17,9 @@ from ..errors import MisuseError
 from ..limits import read_limits
 from ..loader import DataLoader
 from ..packfile import PackedDataset, PackReport, PackWriter
-from .base import Array, Source
+from . import blocks
+from .base import Source
+from .blocks import Columns
 from .conversion import cast_column
 from .journal import RunJournal, Tally
 from .probing import Probe, check_room, probe
@@ -147,35 +149,31 @@ class PackingPart:
     def _write_columns(
         self,
         writer: PackWriter,
-        columns: Mapping[str, Array] | Array,
+        columns: Columns,
         told: Callable[[], None],
         *,
         check_space: bool,
     ) -> None:
-        single = not isinstance(columns, Mapping)
-        names = self._source.field_names or ("0",)
-        named = columns if isinstance(columns, Mapping) else {names[0]: columns}
+        named = blocks.named(columns, self._source.field_names)
         unknown = set(self._settings.dtypes) - set(named)
         if unknown:
             raise MisuseError(f"there are no fields {sorted(unknown)} to get another dtype; there are {list(named)}")
-        row_bytes = sum(
-            array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)) for array in named.values()
-        )
+        row_bytes = sum(blocks.row_bytes(column) for column in named.values())
         if check_space:
             check_room(self.target, len(self.order) - writer.samples, row_bytes, len(self.order))
         step = max(1, _COLUMN_BYTES // max(1, row_bytes))
         in_order = bool(np.array_equal(self.order, np.arange(len(self.order))))
         for start in range(writer.samples, len(self.order), step):
-            rows: Any = slice(start, start + step) if in_order else self.order[start : start + step]
-            block = {name: self._column(name, array[rows], start) for name, array in named.items()}
-            writer.add_columns(next(iter(block.values())) if single else block)
+            stop = min(start + step, len(self.order))
+            rows: Any = slice(start, stop) if in_order else self.order[start:stop]
+            made = [self._column(name, blocks.read(column, rows), start) for name, column in named.items()]
+            writer.add_columns(blocks.built(columns, made))
             told()
 
-    def _column(self, name: str, rows: Array, start: int) -> Any:
-        """Return rows in this machine's byte order, contiguous, read now, with the dtype that was asked for."""
-        native = np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("="))
+    def _column(self, name: str, rows: Any, start: int) -> Any:
+        """Return rows that were read, with the dtype that was asked for."""
         dtype = self._settings.dtypes.get(name)
-        return native if dtype is None else cast_column(name, native, dtype, start)
+        return rows if dtype is None else cast_column(name, rows, dtype, start)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
