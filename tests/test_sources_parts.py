@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
 from shmloader.images import Fit, Seen
-from shmloader.sources import json_walk, rle
+from shmloader.sources import rle
 from shmloader.sources.geometry import Placing
-from shmloader.sources.json_walk import JsonWalk, NotJson
+from shmloader.sources.json_walk import BLOCK, JsonWalk, NotJson
 from shmloader.sources.ragged import Ragged
 
 json_values = st.recursive(
@@ -59,13 +59,15 @@ def test_a_cut_text_is_never_taken_for_whole(content: dict[str, Any], data: st.D
         walked(io.StringIO(text[:cut]))
 
 
-def test_a_walk_holds_a_piece_and_not_the_file() -> None:
-    """Of a text of many blocks, little more than one is in memory."""
-    walk = JsonWalk(io.StringIO(json.dumps({"items": [{"n": i, "pad": "x" * 100} for i in range(40_000)]})))
-    most = 0
-    for _ in walk:
-        most = max(most, len(walk._text))
-    assert most <= 2 * json_walk._BLOCK
+def test_a_walk_reads_little_ahead_of_what_it_gives() -> None:
+    """Of a text of many blocks, no more than two have been read beyond the item at hand."""
+    items = [json.dumps({"n": number, "pad": "x" * 100}) for number in range(40_000)]
+    file = io.StringIO(f'{{"items": [{",".join(items)}]}}')
+    given = 0
+    for (_, item), text in zip(JsonWalk(file), items, strict=True):
+        assert item == json.loads(text)
+        given += len(text) + 1
+        assert file.tell() <= given + 2 * BLOCK
 
 
 masks = st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 2**32 - 1), st.floats(0, 1)).map(

@@ -121,6 +121,8 @@ def test_an_image_set_chooses_and_orders(kit: Path) -> None:
         ("a.JPG", "a.xml", "something_else.png"),  # renamed after labelling: the stem counts
         ("images/x/a.png", "annotations/x/a.xml", "a"),  # filename without its suffix
         ("JPEGImages/größe 画像.jpg", "Annotations/größe 画像.xml", ""),
+        ("a.jpg", "xmls/a.xml", "a.jpg"),
+        ("Data/CLS-LOC/train/n01/a.JPEG", "Annotations/CLS-LOC/train/n01/a.xml", "a"),  # as ImageNet lays it out
         ("pictures/deep/a.jpg", "labelled/a.xml", ""),  # anywhere, if it is the only one
         ("pictures/b.jpg", "labelled/1.xml", "C:\\Users\\me\\b.jpg"),  # no stem fits: the name that is given
     ],
@@ -129,6 +131,8 @@ def test_an_annotation_finds_its_image(tmp_path: Path, image: str, annotation: s
     """By its stem, in the folder where it is expected or elsewhere; else by the name it gives, also a Windows path."""
     root = one(tmp_path / "set", plain(an_object(), filename), image, annotation)
     assert PascalVoc(root)[0]["name"] == image
+    if not annotation.startswith("labelled"):
+        assert recognise(root) is PascalVoc
 
 
 def test_masks_with_the_stems_of_images_are_no_rivals(kit: Path) -> None:

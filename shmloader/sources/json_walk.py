@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_BLOCK = 1 << 20  # characters read at a time
+BLOCK = 1 << 20  # characters read at a time
 _DELIMITERS = frozenset(",:]} \t\r\n")
 
 
@@ -77,7 +77,7 @@ class JsonWalk:
 
     def _more(self) -> None:
         # As much again as a value has already: one that is very long is then not tried over and over.
-        block = self._file.read(max(_BLOCK, len(self._text) - self._at))
+        block = self._file.read(max(BLOCK, len(self._text) - self._at))
         self._before += self._at
         self._text = self._text[self._at :] + block
         self._at = 0

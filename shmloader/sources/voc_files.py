@@ -12,7 +12,7 @@ from .scan import is_image_name
 from .voc_xml import Malformed
 
 _ANNOTATION_FOLDERS = frozenset({"annotations", "annotation", "xmls", "xml", "labels"})
-_IMAGE_FOLDERS = frozenset({"jpegimages", "images", "image", "imgs", "img"})
+_IMAGE_FOLDERS = frozenset({"jpegimages", "images", "image", "imgs", "img", "data"})
 _TELLING = _ANNOTATION_FOLDERS | _IMAGE_FOLDERS
 _LOOK_AT = 20_000  # files, before a folder without a matching pair is taken for something else
 
@@ -41,7 +41,7 @@ def looks_like_voc(root: str) -> bool:
         # Those that hold the rarer kind of file first: a folder of a million images is then never listed.
         folders.sort(key=lambda name: (name.lower() not in _ANNOTATION_FOLDERS, name))
         folders[:] = [name for name in folders if not name.startswith(".")]
-        place = _place(os.path.relpath(folder, root))
+        place = _place(folder[len(root) :].strip(os.sep))
         for name in names:
             if name.startswith("."):
                 continue
