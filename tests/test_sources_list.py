@@ -71,6 +71,10 @@ def test_names_of_classes_become_labels(photos: Path) -> None:
     assert [data[i][1] for i in range(3)] == [1, 0, 1]
     assert data.class_counts() == {"7": 1, "grey cat": 2}
     assert data.metadata["classes"] == ["7", "grey cat"]
+    labels = data.classes_of_samples()
+    assert labels is not None
+    assert labels.tolist() == [1, 0, 1]
+    assert ListFile(listing(photos, "a.jpg\n")).classes_of_samples() is None
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,15 @@ def test_a_packed_set_yields_what_the_source_yields(kit: Path, tmp_path: Path, f
     assert len(classic) == len(source[0])
 
 
+def test_a_corrected_annotation_makes_another_set(kit: Path) -> None:
+    """D6: an unfinished pack is not gone on with when a box has moved since."""
+    before = PascalVoc(kit).fingerprint()
+    assert PascalVoc(kit).fingerprint() == before
+    xml = kit / "Annotations" / "2007_000027.xml"
+    xml.write_text(xml.read_text().replace("<xmin>10<", "<xmin>11<"))
+    assert PascalVoc(kit).fingerprint() != before
+
+
 def test_a_set_pickles_small_and_refuses_foreign_options(kit: Path) -> None:
     """C6: workers may be started in any way. An option that means nothing here is not ignored."""
     data = pickle.loads(pickle.dumps(PascalVoc(kit, encoded=True)))

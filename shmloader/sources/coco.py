@@ -149,7 +149,8 @@ class CocoJson(DetectionSource):
     def metadata(self) -> dict[str, Any]:
         """As for every source of boxes; ``category_ids`` by label, and ``categories`` as the file has them."""
         ids = [category["id"] for category in self._set.categories]
-        return super().metadata | {"category_ids": ids, "categories": self._set.categories}
+        facts = {"source": self.json, "category_ids": ids, "categories": self._set.categories}
+        return super().metadata | facts
 
 
 def _placed_keypoints(points: Any, placing: Placing) -> Any:

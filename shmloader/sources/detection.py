@@ -9,6 +9,7 @@ scaled or cropped on its way: then they go with it (see ``geometry``).
 
 from __future__ import annotations
 
+import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -106,6 +107,14 @@ class DetectionSource(Source):
         sample["size"] = torch.tensor([seen.height, seen.width])
         sample["name"] = found.images[index]
         return sample
+
+    def fingerprint(self) -> str:
+        """As for every source, and of all annotations too: they are at hand, and are often corrected between runs."""
+        digest = hashlib.sha256(super().fingerprint().encode())
+        found = self._found
+        for column in (found.sizes, found.boxes.values, found.boxes.ends, found.labels, *found.more.values()):
+            digest.update(column.tobytes())
+        return digest.hexdigest()
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..errors import MisuseError, SourceError
@@ -202,6 +203,9 @@ class ListFile(Source):
     @property
     def metadata(self) -> dict[str, Any]:
         facts = {"kind": self.kind, "source": self.path, "images": self._pictures.describe()}
+        label = self._label_field()
+        if label is not None:
+            facts["label_field"] = label
         return facts | ({"classes": list(self.classes)} if self.classes is not None else {})
 
     @property
@@ -217,13 +221,20 @@ class ListFile(Source):
     def notes(self) -> tuple[str, ...]:
         return tuple(self._notes)
 
+    def classes_of_samples(self) -> npt.NDArray[np.int64] | None:
+        """Return the label of each sample, (n,), or None where no column is the label."""
+        field = self._label_field()
+        labels = None if field is None else self._fields[field]
+        return labels if isinstance(labels, np.ndarray) else None
+
+    def _label_field(self) -> str | None:
+        return next((name for name, role in self._roles.items() if role == "label"), None)
+
     def class_counts(self) -> Mapping[str, int] | None:
         """Return samples per class. Of numbers: for all from 0, or those that occur if one is negative."""
-        field = next((name for name, role in self._roles.items() if role == "label"), None)
-        if field is None:
+        labels = self.classes_of_samples()
+        if labels is None:
             return None
-        labels = self._fields[field]
-        assert isinstance(labels, np.ndarray)
         if self.classes is not None:
             return dict(zip(self.classes, np.bincount(labels, minlength=len(self.classes)).tolist(), strict=True))
         values, counts = np.unique(labels, return_counts=True)

@@ -137,9 +137,13 @@ def _count(
 
 
 def label_summary(packed: PackedDataset) -> LabelSummary | None:
-    """Return the classes of the field ``label``, one integer per sample, or ``labels``, any number of them."""
+    """Return the classes of the field ``label``, one integer per sample, or ``labels``, any number of them.
+
+    Where the metadata has a ``label_field``, that one stands for ``label``.
+    """
+    one = str(packed.manifest.metadata.get("label_field", "label"))
     for field in packed.fields:
-        if field.dtype.startswith(("int", "uint")) and (field.name, len(field.shape)) in (("label", 0), ("labels", 1)):
+        if field.dtype.startswith(("int", "uint")) and (field.name, len(field.shape)) in ((one, 0), ("labels", 1)):
             break
     else:
         return None

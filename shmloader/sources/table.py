@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..errors import MisuseError, SourceError
@@ -161,6 +162,9 @@ class TableRows(Source):
         facts: dict[str, Any] = {"kind": self.kind, "source": self.path}
         if "image" in self._roles.values():
             facts["images"] = self._pictures.describe()
+        label = [name for name, role in self._roles.items() if role == "label"]
+        if label:
+            facts["label_field"] = label[0]
         return facts if self.classes is None else facts | {"classes": list(self.classes)}
 
     @property
@@ -173,7 +177,7 @@ class TableRows(Source):
         return tuple(self._notes)
 
     def class_counts(self) -> Mapping[str, int] | None:
-        labels = self._label_column()
+        labels = self.classes_of_samples()
         if labels is None:
             return None
         if self.classes is not None:
@@ -181,7 +185,7 @@ class TableRows(Source):
         values, counts = np.unique(labels, return_counts=True)
         return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
 
-    def _label_column(self) -> Array | None:
+    def classes_of_samples(self) -> npt.NDArray[np.int64] | None:
         found = [self._columns[name] for name, role in self._roles.items() if role == "label"]
         return found[0] if found and isinstance(found[0], np.ndarray) else None
 
