@@ -94,3 +94,38 @@ def test_an_option_that_means_nothing_is_an_error(photos: Path, capsys: Captured
     assert run(photos / "t.csv", photos / "a.lmdb", "--image-set", "val") == 1
     assert "the option 'image_set' means nothing for table data" in capsys.readouterr().err
     assert not (photos / "a.lmdb").exists()
+
+
+def test_bad_annotations_stop_or_are_left_out_and_listed(photos: Path, capsys: Captured) -> None:
+    """E7: XML that is cut, a box of no area, a missing image, a box beyond its image: each told by its own file."""
+    root = photos / "img"
+    boxes = {"a": (1, 1, 60, 40), "b": (90, 5, 20, 40), "c": (1, 1, 9, 9), "d": (1, 1, 9, 9), "e": (100, 1, 140, 40)}
+    for name, box in boxes.items():
+        if name != "c":
+            photograph(root / f"{name}.jpg")
+        (root / f"{name}.xml").write_text(labelimg(root / f"{name}.jpg", (120, 80), [("cat", box)]))
+    (root / "d.xml").write_text("<annotation><object>")
+    assert run(root, photos / "a.lmdb") == 1
+    assert "b.xml: box 0 (90, 5, 20, 40) has no area" in capsys.readouterr().err
+    assert not (photos / "a.lmdb").exists()
+    words = ["--on-error", "skip", "--report", photos / "report.jsonl", "--restart"]
+    assert run(root, photos / "a.lmdb", *words) == 0
+    packed = PackedDataset(photos / "a.lmdb")
+    assert [sample["name"] for sample in packed] == ["a.jpg", "e.jpg"]
+    told = {json.loads(line)["where"]: json.loads(line) for line in (photos / "report.jsonl").read_text().splitlines()}
+    assert {Path(where).name for where in told} == {"b.xml", "c.xml", "d.xml", "e.xml"}
+    assert {name: told[str(root / name)]["severity"] for name in ("b.xml", "e.xml")} == {
+        "b.xml": "error",
+        "e.xml": "warning",
+    }
+
+
+def test_a_list_is_split_by_its_labels(photos: Path) -> None:
+    """--stratify knows the label column of a list, whatever it is called."""
+    lines = [f"a.jpg {i} {'cat' if i % 4 else 'cup'}\n" for i in range(40)]
+    (photos / "img" / "list.txt").write_text("".join(lines))
+    words = ["--columns", "path,number,kind=label", "--split", "train=0.5,val=0.5", "--stratify", "--quiet"]
+    assert run(photos / "img" / "list.txt", photos / "a.lmdb", *words) == 0
+    for name in ("train", "val"):
+        packed = PackedDataset(photos / f"a.{name}.lmdb")
+        assert sorted(packed.column("kind").tolist()) == [0] * 15 + [1] * 5  # type: ignore[union-attr]
