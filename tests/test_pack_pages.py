@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmloader.packfile import pack
+from shmloader.packfile import pack, verify
 from shmloader.packfile.environment import Item, WriteEnvironment
+from shmloader.packfile.mapping import open_pack
+from shmloader.packfile.pagecheck import page_problems
 from shmloader.packfile.pages import LONGEST_KEY
 
 
@@ -75,3 +77,30 @@ def test_lmdb_copies_a_pack(tmp_path: Path) -> None:
         env.copy(str(tmp_path / "copy.lmdb"), compact=True)
     assert read_by_lmdb(tmp_path / "p.lmdb")[0] == read_by_lmdb(tmp_path / "copy.lmdb")[0]
     assert (tmp_path / "copy.lmdb").stat().st_size < (tmp_path / "p.lmdb").stat().st_size
+
+
+def test_every_page_is_accounted_for(tmp_path: Path) -> None:
+    """Packs of every kind have no page without a use; so has one that LMDB itself has changed afterwards."""
+    samples = [{"x": np.zeros((40, 3000)), "s": "a" * (i % 7), "label": i} for i in range(60)]
+    for name, data, chunk in (("few", samples, 1 << 20), ("none", [], 4096), ("one", [5], 4096)):
+        pack(data, tmp_path / name, chunk_bytes=chunk)
+        assert page_problems(open_pack(tmp_path / name)) == []
+    with lmdb.open(str(tmp_path / "few"), subdir=False, lock=False, map_size=1 << 28) as env:
+        for i in range(5):
+            with env.begin(write=True) as txn:
+                txn.put(b"%d" % i, bytes(9000))
+                txn.delete(b"%d" % (i - 2))
+    assert page_problems(open_pack(tmp_path / "few")) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_changed_page_heads_are_found(tmp_path: Path, seed: int) -> None:
+    """A byte changed in the head of a value, which no checksum covers, is a damage that verify tells."""
+    pack([np.zeros(5000, np.uint8)] * 50, tmp_path / "p.lmdb", chunk_bytes=1 << 16)
+    data = bytearray((tmp_path / "p.lmdb").read_bytes())
+    places = open_pack(tmp_path / "p.lmdb").fields[0].parts["v"].tolist()
+    rng = random.Random(seed)
+    data[rng.choice(places) - 16 + rng.choice([0, 1, 10, 12])] ^= 1 << rng.randrange(8)
+    (tmp_path / "q.lmdb").write_bytes(data)
+    [problem] = verify(tmp_path / "q.lmdb")
+    assert "the head of the value b'0000/v/" in problem

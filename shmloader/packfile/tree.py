@@ -46,6 +46,8 @@ class Meta:
     page_bytes: int
     root: int
     """Page of the main database's root, or None's number if it is empty."""
+    free_root: int
+    """The same of the list of free pages."""
     last_page: int
     transaction: int
 
@@ -74,11 +76,12 @@ def read_meta(head: bytes) -> Meta:
     flags = struct.unpack_from("<H", head, 10)[0]
     page_bytes = struct.unpack_from("<I", head, 40)[0]
     root, last_page, transaction = struct.unpack_from("<QQQ", head, 128)
+    free_root = struct.unpack_from("<Q", head, 80)[0]
     if not is_meta(head) or data_version(head) != DATA_VERSION or not flags & _META:
         raise BadTree("its meta pages are not LMDB's")
     if not 512 <= page_bytes <= 65536 or page_bytes & (page_bytes - 1):
         raise BadTree(f"its head says that pages have {page_bytes} bytes")
-    return Meta(page_bytes, root, last_page, transaction)
+    return Meta(page_bytes, root, free_root, last_page, transaction)
 
 
 def find_values(data: memoryview, meta: Meta) -> dict[bytes, Place]:
@@ -87,15 +90,22 @@ def find_values(data: memoryview, meta: Meta) -> dict[bytes, Place]:
 
 
 def walk_values(data: memoryview, meta: Meta) -> Iterator[tuple[bytes, Place]]:
-    """Yield (key, place of its value) of the main database, in the order of the keys. Reads branch and leaf pages only.
+    """Return an iterator of (key, place of its value) of the main database, in the order of the keys.
 
-    ``data`` is the file, at least as long as its last page's end. Raises BadTree, also for named databases and keys
-    with several values.
+    Reads branch and leaf pages only. ``data`` is the file, at least as long as its last page's end. Iterating raises
+    BadTree, also for named databases and keys with several values.
     """
-    if meta.root == _NO_PAGE:
-        return
-    waiting = [(meta.root, 1)]
+    return _walk(data, meta, meta.root, set())
+
+
+def walk(data: memoryview, meta: Meta, root: int) -> tuple[dict[bytes, Place], set[int]]:
+    """Return (the place of each value below ``root``, the pages of the tree). Raises BadTree."""
     seen: set[int] = set()
+    return dict(_walk(data, meta, root, seen)), seen
+
+
+def _walk(data: memoryview, meta: Meta, root: int, seen: set[int]) -> Iterator[tuple[bytes, Place]]:
+    waiting = [] if root == _NO_PAGE else [(root, 1)]
     while waiting:
         number, depth = waiting.pop()
         if number > meta.last_page or number < 2 or number in seen or depth > _DEEPEST:

@@ -1,4 +1,4 @@
-"""verify(): read all of a pack and compare every checksum."""
+"""verify(): read all of a pack, compare every checksum, and account for every page of the file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable
 from ..errors import PackDamaged
 from .checks import chunk_problems
 from .mapping import open_pack
+from .pagecheck import page_problems
 
 
 def verify(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> list[str]:
-    """Return what is wrong with the pack, one sentence for each damaged chunk; an empty list if it is whole.
+    """Return what is wrong with the pack, one sentence for each damage; an empty list if it is whole.
 
     What prevents opening (a cut file, a changed manifest) is a problem too, not an exception; a file that is missing or
     is no pack raises as PackedDataset does. ``progress`` is called with (bytes read, bytes in all) after each chunk.
@@ -20,7 +21,7 @@ def verify(path: str | os.PathLike[str], progress: Callable[[int, int], None] | 
         pack = open_pack(path)
     except PackDamaged as error:
         return [str(error)]
-    problems: list[str] = []
+    problems = page_problems(pack)
     total = sum(int(located.table[:, 3].sum()) for located in pack.fields)
     done = 0
     for number, located in enumerate(pack.fields):
