@@ -1,26 +1,30 @@
 """``shmloader-inspect PACK``: what a pack holds, and whether it is whole.
 
-Without ``--verify`` only the head and the labels are read, so it is quick whatever the size. Exit code 0: a whole pack,
-as far as looked; 1: not a pack, or damaged (``--verify`` lists every damaged chunk); 2: the command line is wrong.
+Without ``--verify`` only the head and the labels are read, so it is quick whatever the size. ``--sample`` shows one
+sample, ``--image`` a sheet of pictures. Exit code 0: a whole pack, as far as looked; 1: not a pack, or damaged
+(``--verify`` lists every damage); 2: the command line is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from shmloader.errors import ShmLoaderError, human_bytes
+from shmloader.errors import MisuseError, ShmLoaderError, human_bytes
 from shmloader.packfile import PackedDataset, verify
+from shmloader.sources.summary import label_summary
 
 from .report import class_lines, one_line, progress_bar, show
 
 PROG = "shmloader-inspect"
+
+_TEXT, _BYTES, _NUMBERS = 200, 32, 16
+"""Characters, bytes and numbers of one value that are shown whole."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +35,13 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit code 0: a whole pack, as far as looked; 1: not a pack, or damaged; 2: wrong arguments.",
     )
     top.add_argument("pack", metavar="PACK", help="the file that shmloader-pack wrote")
-    top.add_argument("--verify", action="store_true", help="read everything, and list every damaged chunk")
+    top.add_argument("--verify", action="store_true", help="read everything, and list every damage")
+    top.add_argument("--sample", type=int, metavar="N", help="show what sample N holds; -1 is the last one")
+    top.add_argument(
+        "--image",
+        metavar="OUT.png",
+        help="draw a sheet of 16 samples from all over the pack, or with --sample of that one; boxes and points too",
+    )
     top.add_argument("--json", action="store_true", help="print the facts as JSON")
     return top
 
@@ -44,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     try:
         facts = collect(options.pack)
+        if options.sample is not None:
+            facts["sample"] = _sample(options.pack, options.sample)
+        if options.image is not None:
+            facts["image"] = _draw(options.pack, options.sample, options.image)
         if options.verify:
             facts["problems"] = _verify(options.pack)
     except (ShmLoaderError, OSError) as error:
@@ -75,15 +89,55 @@ def collect(path: str) -> dict[str, Any]:
         "digest": manifest.digest,
         "metadata": {key: value for key, value in manifest.metadata.items() if key != "classes"},
     }
-    classes = manifest.metadata.get("classes")
-    if isinstance(classes, list):
-        facts["classes"] = classes
-        if any(field.name == "label" and field.kind == "int" for field in dataset.fields):
-            labels = np.asarray(dataset.column("label"))
-            if not len(labels) or (labels.min() >= 0 and labels.max() < len(classes)):
-                counts = np.bincount(labels, minlength=len(classes)).tolist()
-                facts["class_counts"] = dict(zip(map(str, classes), counts, strict=True))
+    if dataset.classes is not None:
+        facts["classes"] = dataset.classes
+    labels = label_summary(dataset)
+    if labels is not None:
+        facts["class_counts"] = labels.counts
+        facts["counted"] = "samples" if labels.per_sample else "labels"
     return facts
+
+
+def _sample(path: str, index: int) -> dict[str, Any]:
+    """Return what one sample holds, field by field, as JSON-able values: numbers and short texts whole, else a look."""
+    dataset = PackedDataset(path)
+    if not -len(dataset) <= index < len(dataset):
+        raise MisuseError(f"{path} has {len(dataset)} samples: there is no sample {index}")
+    found: dict[str, Any] = {"index": index % len(dataset)}
+    found["fields"] = {
+        reader.field.name: _shown(reader.get(found["index"]), reader.field.encoding) for reader in dataset.gather.fields
+    }
+    label = found["fields"].get("label")
+    if isinstance(label, int) and dataset.classes is not None and 0 <= label < len(dataset.classes):
+        found["class"] = dataset.classes[label]
+    return found
+
+
+def _shown(value: Any, encoding: str | None) -> Any:
+    if isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT else f"{value[:_TEXT]}... ({len(value)} characters)"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes: {value[:_BYTES].hex(' ')}{' ...' if len(value) > _BYTES else ''}"
+    shape = "x".join(map(str, value.shape)) or "one number"
+    if value.numel() <= _NUMBERS and encoding is None:
+        return f"{str(value.dtype).removeprefix('torch.')} {shape}: {value.tolist()}"
+    told = f"{str(value.dtype).removeprefix('torch.')} {shape}"
+    if value.numel() and not value.dtype.is_complex:
+        plain = value.double()
+        told += f", {plain.min().item():g} to {plain.max().item():g}, mean {plain.mean().item():g}"
+    return told
+
+
+def _draw(path: str, sample: int | None, target: str) -> str:
+    from .contact_sheet import chosen, draw  # needs Pillow, which nothing else here does
+
+    dataset = PackedDataset(path)
+    draw(dataset, chosen(len(dataset), None if sample is None else sample % max(1, len(dataset))), target)
+    return target
 
 
 def _verify(path: str) -> list[str]:
@@ -105,10 +159,19 @@ def lines(facts: dict[str, Any]) -> list[str]:
         *(f"{'' if number else 'Fields':9} {field['text']}" for number, field in enumerate(facts["fields"])),
         f"Payload   {human_bytes(facts['payload_bytes'])}",
         f"File      {human_bytes(facts['file_bytes'])}{ratio}",
-        *(f"{key.capitalize():9} {value}" for key, value in facts["metadata"].items()),
+        *(f"{key.capitalize():9} {value}" for key, value in facts["metadata"].items() if key != "run"),
     ]
     if facts.get("class_counts"):
         text += class_lines(facts["class_counts"])
+        if facts["counted"] == "labels":
+            text.append("          (all labels of all samples)")
+    if "sample" in facts:
+        text.append(f"Sample    {facts['sample']['index']:,}")
+        text += [f"          {name}: {shown}" for name, shown in facts["sample"]["fields"].items()]
+        if "class" in facts["sample"]:
+            text.append(f"          class {facts['sample']['class']}")
+    if "image" in facts:
+        text.append(f"Image     {facts['image']}")
     problems = facts.get("problems")
     if problems is not None:
         text.append("Verified  everything was read, nothing is damaged" if not problems else "DAMAGED")

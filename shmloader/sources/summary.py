@@ -17,7 +17,8 @@ from ..packfile.dataset import PackedDataset
 from ..packfile.reader import RaggedReader
 
 _SLICE = 1 << 20
-_ODD_SHARE = 0.05
+_ODD_SHARE = 0.02
+_ODD_SHAPES = 3
 _NAMED = 5
 _SHAPES = 1000
 """Different shapes that are counted one by one; of more only the commonest are worth a line."""
@@ -54,8 +55,7 @@ class FieldSummary:
             return ()
         total = sum(each.count for each in self.shapes)
         rare = [each for each in self.shapes[1:] if each.count <= _ODD_SHARE * total]
-        others = sum(each.count for each in self.shapes[1:])
-        return tuple(rare) if self.shapes[0].count >= (1 - _ODD_SHARE) * total and rare and others < total else ()
+        return tuple(rare[:_ODD_SHAPES]) if self.shapes[0].count >= (1 - _ODD_SHARE) * total else ()
 
 
 @dataclass(frozen=True)
