@@ -13,6 +13,7 @@ from ..errors import MisuseError, SourceError, UnknownSource
 from .arrays import ArrayFiles
 from .base import Options, Source, StrPath
 from .coco import CocoJson, segmentation
+from .huggingface import HuggingFaceRows
 from .image_folder import ImageFolder
 from .key_value import KeyValueLmdb
 from .list_file import ListFile
@@ -30,6 +31,7 @@ from .webdataset import TarShards
 SOURCES: tuple[type[Source], ...] = (
     ArrayFiles,
     TarShards,
+    HuggingFaceRows,
     KeyValueLmdb,
     TokenWindows,
     PascalVoc,
@@ -44,6 +46,7 @@ __all__ = [
     "SOURCES",
     "ArrayFiles",
     "CocoJson",
+    "HuggingFaceRows",
     "ImageFolder",
     "KeyValueLmdb",
     "ListFile",
