@@ -107,6 +107,7 @@ def test_save_to_disk(tmp_path: Path, shards: int, capsys: Captured) -> None:
     assert "Hugging Face dataset, images stored as their files" in capsys.readouterr().out
     packed = PackedDataset(tmp_path / "a.lmdb")
     assert packed.classes == ["cat", "dog", "owl"]
+    assert packed.manifest.metadata["label_field"] == "label"
     assert [field.name for field in packed.fields][-4:] == ["objects.bbox", "objects.category", "tags", "matrix"]
     for i in (0, 7, ROWS - 1):
         check(packed[i], i)

@@ -127,6 +127,9 @@ def test_a_pack_of_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert pack_tool.main([str(tmp_path / "s"), str(out), "--overwrite", "--columns", "cls,jpg", "--size", "8x8"]) == 0
     batch = next(iter(DataLoader(PackedDataset(out), batch_size=12)))
     assert list(batch) == ["cls", "jpg"]
+    halves = ["--split", "a=0.5,b=0.5", "--stratify", "--columns", "cls", "--quiet"]
+    assert pack_tool.main([str(tmp_path / "s"), str(tmp_path / "half.lmdb"), *halves]) == 0
+    assert sorted(PackedDataset(tmp_path / "half.a.lmdb").column("cls").tolist()) == [0, 0, 1, 1, 2, 2]  # type: ignore[union-attr]
     assert batch["jpg"].shape == (12, 3, 8, 8)
 
 

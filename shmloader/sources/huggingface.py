@@ -151,7 +151,9 @@ class HuggingFaceRows(Source):
     @property
     def metadata(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"kind": self.kind, "source": self.path}
-        return facts if self._label is None else {**facts, "classes": list(self._features[self._label].names)}
+        if self._label is None:
+            return facts
+        return {**facts, "label_field": self._label, "classes": list(self._features[self._label].names)}
 
     @property
     def encodings(self) -> dict[str, str]:

@@ -11,9 +11,11 @@ import io
 import os
 import re
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from .. import images
@@ -28,6 +30,7 @@ _INTS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _TEXTS = frozenset({"txt", "text", "transcript", "json", "jsn", "caption"})
 _META = re.compile(r"__[^/]*__($|/)")
 """Names that WebDataset keeps for facts about a shard."""
+_LABEL = "cls"
 _LEFT_OUT = 5
 
 
@@ -148,19 +151,25 @@ class TarShards(Source):
     def __getitem__(self, index: int) -> dict[str, Any]:
         index = position(index, len(self))
         sample: dict[str, Any] = {KEY: self._keys[index]} if self._with_key else {}
+        sample.update(self._read(index, self._fields))
+        return sample
+
+    def _read(self, index: int, suffixes: Iterable[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         fd = os.open(self._shard(index), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            for suffix, field in self._fields.items():
+            for suffix in suffixes:
+                field = self._fields[suffix]
                 size = field.sizes[index]
                 data = os.pread(fd, size, field.offsets[index])
                 if len(data) < size:
                     raise SourceError(
                         self.name_of(index), f"its .{suffix} is cut: {len(data)} of {size} bytes are there"
                     )
-                sample[suffix] = self._decode(suffix, data, index)
+                found[suffix] = self._decode(suffix, data, index)
         finally:
             os.close(fd)
-        return sample
+        return found
 
     def _decode(self, suffix: str, data: bytes, index: int) -> Any:
         name = f"{self.name_of(index)}, its .{suffix}"
@@ -194,7 +203,14 @@ class TarShards(Source):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return {"kind": self.kind, "source": self.path, "shards": len(self._paths)}
+        facts: dict[str, Any] = {"kind": self.kind, "source": self.path, "shards": len(self._paths)}
+        return {**facts, "label_field": _LABEL} if _LABEL in self._fields else facts
+
+    def classes_of_samples(self) -> npt.NDArray[np.int64] | None:
+        """The numbers in the ``cls`` files. Reads all of them."""
+        if _LABEL not in self._fields:
+            return None
+        return np.fromiter((self._read(index, (_LABEL,))[_LABEL] for index in range(len(self))), np.int64, len(self))
 
     @property
     def encodings(self) -> dict[str, str]:
