@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch.utils.data import TensorDataset
 
 from shmloader import DataLoader, PackedDataset
-from shmloader.errors import SourceError
-from shmloader.sources import ArrayFiles, pack_source, recognise
+from shmloader.errors import MisuseError, SampleMismatch, SourceError
+from shmloader.packfile import PackWriter, verify
+from shmloader.sources import ArrayFiles, PackSettings, pack_source, recognise
 
 ROWS = 50
 X = torch.arange(ROWS * 6, dtype=torch.float32).reshape(ROWS, 2, 3)
@@ -150,3 +153,45 @@ def test_npz_goes_in_columns(tmp_path: Path, save: Any) -> None:
     assert isinstance(data.columns(), dict)
     pack_source(data, tmp_path / "a.lmdb")
     assert np.array_equal(PackedDataset(tmp_path / "a.lmdb").column("x"), X.numpy())
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    texts=st.lists(st.text(max_size=12), min_size=1, max_size=40),
+    as_bytes=st.booleans(),
+    step=st.integers(1, 50),
+)
+def test_text_goes_in_columns(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], as_bytes: bool, step: int
+) -> None:
+    """Arrays of strings and of bytes are packed without a step for each row, beside numbers: what NumPy gives for a row
+    comes back, however many came at a time."""
+    made = np.array([text.encode("utf-8", "surrogatepass") for text in texts] if as_bytes else texts)
+    numbers = np.arange(len(texts) * 3, dtype=np.float32).reshape(-1, 3)
+    path = tmp_path_factory.mktemp("texts") / "a.lmdb"
+    with PackWriter(path, chunk_bytes=4096) as writer:
+        for at in range(0, len(texts), step):
+            writer.add_columns({"x": numbers[at : at + step], "name": made[at : at + step]})
+    packed = PackedDataset(path)
+    assert verify(path) == []
+    for i in range(len(texts)):
+        assert packed[i]["name"] == (bytes(made[i]) if as_bytes else str(made[i]))
+        assert type(packed[i]["name"]) is (bytes if as_bytes else str)
+        assert packed[i]["x"].tolist() == numbers[i].tolist()
+
+
+def test_arrays_of_text_are_packed_as_they_are_read(tmp_path: Path) -> None:
+    """An .npz with names: the same samples from the file and from the pack; no dtype can be asked of them."""
+    names = np.array([f"näme {i}" * (i % 3) for i in range(500)])
+    np.savez(tmp_path / "a.npz", name=names, tag=np.char.encode(names), y=np.arange(500))
+    data = ArrayFiles(tmp_path / "a.npz")
+    assert data.columns() is not None
+    pack_source(data, tmp_path / "a.lmdb")
+    packed = PackedDataset(tmp_path / "a.lmdb")
+    assert all(packed[i] == data[i] for i in range(500))
+    with pytest.raises(MisuseError, match="no dtype applies"):
+        pack_source(data, tmp_path / "b.lmdb", settings=PackSettings(dtypes={"name": "int8"}))
+    with PackWriter(tmp_path / "c.lmdb") as writer:
+        writer.add_columns({"name": names})
+        with pytest.raises(SampleMismatch, match="name"):
+            writer.add_columns({"name": np.arange(3)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from shmloader import PackedDataset
 from shmloader.errors import MisuseError
 from shmloader.sources import Options, PythonDataset, pack_source
-from support import run_command
+from support import run_script
 
 MODULE = """
 import torch
@@ -49,17 +49,31 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(folder: Path, *words: str) -> tuple[int, str, str]:
-    done = run_command([sys.executable, "-m", "shmloader_tools.pack", *words], cwd=folder)
-    return done.returncode, done.stdout, done.stderr
+SCRIPT = """
+import contextlib, io, json, sys
+from shmloader_tools.pack import main
+
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def commands(folder: Path, *lines: list[str]) -> list[tuple[int, str, str]]:
+    """Run command lines one after another in one process whose current folder is ``folder``."""
+    done = run_script(SCRIPT, args=[json.dumps(lines)], cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_a_function_in_the_current_folder_gives_the_dataset(folder: Path) -> None:
     """--dataset module:function, with arguments by name or by place; its classes are kept; other options may follow."""
-    code, out, err = command(
-        folder, "--dataset", "my_data:Squares", "--dataset-args", '{"count": 5, "scale": 2}', "a.lmdb", "--overwrite"
-    )
-    assert (code, err) == (0, "")
+    named = ["--dataset", "my_data:Squares", "--dataset-args", '{"count": 5, "scale": 2}', "a.lmdb", "--overwrite"]
+    placed = ["--dataset", "my_data:Squares", "b.lmdb", "--dataset-args", "[4]", "--quiet"]
+    (code, out, err), (quiet, _, _) = commands(folder, named, placed)
+    assert (code, err, quiet) == (0, "", 0)
     assert "map-style dataset, a Squares" in out
     packed = PackedDataset(folder / "a.lmdb")
     assert len(packed) == 5
@@ -67,44 +81,47 @@ def test_a_function_in_the_current_folder_gives_the_dataset(folder: Path) -> Non
     assert packed[3][1] == 1
     assert packed.classes == ["even", "odd"]
     assert packed.manifest.metadata["source"] == 'my_data:Squares {"count": 5, "scale": 2}'
-    assert command(folder, "--dataset", "my_data:Squares", "b.lmdb", "--dataset-args", "[4]", "--quiet")[0] == 0
     assert len(PackedDataset(folder / "b.lmdb")) == 4
 
 
 def test_an_iterable_dataset_is_packed_as_it_comes(folder: Path) -> None:
-    """What has no length is packed to its end."""
-    code, out, err = command(folder, "--dataset", "my_data:Made.stream", "a.lmdb")
+    """What has no length is packed to its end; what would need a length or a second look is refused."""
+    stream = ["--dataset", "my_data:Made.stream"]
+    (code, out, err), *refused = commands(
+        folder,
+        [*stream, "a.lmdb"],
+        [*stream, "b.lmdb", "--limit", "3"],
+        [*stream, "b.lmdb", "--shuffle", "1"],
+        [*stream, "b.lmdb", "--on-error", "skip"],
+    )
     assert (code, err) == (0, "")
     assert "iterable dataset, a Stream" in out
     assert [sample[1] for sample in PackedDataset(folder / "a.lmdb")] == [0, 1, 0, 1, 0, 1, 0]
+    for code, _, err in refused:
+        assert code == 1
+        assert "can only be iterated" in err
+    assert not (folder / "b.lmdb").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--dataset", "my_data:nothing"), "my_data has no nothing"),
-        (("--dataset", "my_dat:Squares"), "No module named 'my_dat'"),
-        (("--dataset", "my_data"), "must name a module and a function"),
-        (("--dataset", "my_data:Squares", "--dataset-args", "{"), "is no JSON"),
-        (("--dataset", "my_data:Squares", "--dataset-args", "4"), "must be a JSON object or a list"),
-        (("--dataset", "my_data:not_a_dataset"), "returned a int"),
-    ],
-)
-def test_what_cannot_be_had_is_one_sentence(folder: Path, words: tuple[str, ...], says: str) -> None:
-    """Exit code 1 and the reason; nothing is written."""
-    code, _, err = command(folder, *words, "a.lmdb")
-    assert code == 1
-    assert says in err
-    assert err.count("\n") == 1
-    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["my_data.py"]
-
-
-def test_a_source_or_a_dataset(folder: Path) -> None:
-    """Both, or neither, is a wrong command line."""
-    for words in (("a.lmdb",), ("photos", "a.lmdb", "--dataset", "my_data:Squares")):
-        code, _, err = command(folder, *words)
+def test_what_cannot_be_had_is_one_sentence(folder: Path) -> None:
+    """Exit code 1 and the reason, or 2 for a wrong command line; nothing is written."""
+    wanted = [
+        (["--dataset", "my_data:nothing"], "my_data has no nothing"),
+        (["--dataset", "my_dat:Squares"], "No module named 'my_dat'"),
+        (["--dataset", "my_data"], "must name a module and a function"),
+        (["--dataset", "my_data:Squares", "--dataset-args", "{"], "is no JSON"),
+        (["--dataset", "my_data:Squares", "--dataset-args", "4"], "must be a JSON object or a list"),
+        (["--dataset", "my_data:not_a_dataset"], "returned a int"),
+    ]
+    found = commands(folder, *[[*words, "a.lmdb"] for words, _ in wanted])
+    for (_, says), (code, _, err) in zip(wanted, found, strict=True):
+        assert code == 1
+        assert says in err
+        assert err.count("\n") == 1
+    for code, _, err in commands(folder, ["a.lmdb"], ["photos", "a.lmdb", "--dataset", "my_data:Squares"]):
         assert code == 2
         assert "give a SOURCE, or a --dataset" in err
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["my_data.py"]
 
 
 class Numbers(IterableDataset[int]):

@@ -13,7 +13,7 @@ from shmloader_tools import pack as pack_tool
 
 from shmloader import DataLoader, PackedDataset
 from shmloader.errors import MisuseError, SourceError
-from shmloader.sources import Options, TokenWindows, open_source, pack_source, recognise
+from shmloader.sources import Options, PackSettings, TokenWindows, open_source, pack_parts, pack_source, recognise
 
 Captured = pytest.CaptureFixture[str]
 
@@ -144,3 +144,40 @@ def test_the_command_packs_tokens(nano: Path, tmp_path: Path, capsys: Captured) 
     assert torch.equal(PackedDataset(out)[5], TokenWindows(nano, 65, 64)[5])
     assert pack_tool.main([str(nano), str(tmp_path / "b.lmdb"), "--window", "65", "--keys", "a%d"]) == 1
     assert "'keys' means nothing for tokens data" in capsys.readouterr().err
+
+
+def test_the_order_of_windows_is_that_of_the_tokens(nano: Path, tmp_path: Path, capsys: Captured) -> None:
+    """A limit takes the first ones; to shuffle, split or convert them is refused, with what to do instead."""
+    words = [str(nano), str(tmp_path / "a.lmdb"), "--window", "65", "--stride", "64"]
+    assert pack_tool.main([*words, "--limit", "10", "--quiet"]) == 0
+    packed = PackedDataset(tmp_path / "a.lmdb")
+    assert len(packed) == 10
+    assert packed[9].tolist() == ids()[576:641].tolist()
+    words += ["--overwrite"]
+    for refused, says in (
+        (["--shuffle", "1"], "shuffle in the DataLoader"),
+        (["--split", "0.5,0.5"], "a file of its own"),
+        (["--dtype", "tokens=int32"], "no dtype applies"),
+    ):
+        assert pack_tool.main([*words, *refused]) == 1
+        assert says in capsys.readouterr().err
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["a.lmdb", "train.bin"]
+
+
+def test_a_run_that_was_given_up_goes_on(tmp_path: Path) -> None:
+    """Packing tokens again after a failure goes on behind what was committed, and makes the same file."""
+    path = tmp_path / "train.bin"
+    ids(200_000).tofile(path)
+    source = TokenWindows(path, 65, 64)
+    settings = PackSettings(chunk_bytes=16_384)
+    pack_source(source, tmp_path / "whole.lmdb", settings=settings)
+
+    def stop(done: int, total: int | None, nbytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack_source(source, tmp_path / "a.lmdb", settings=settings, progress=stop)
+    assert (tmp_path / "a.lmdb.partial").exists()
+    run = pack_parts(source, tmp_path / "a.lmdb", settings=settings)
+    assert 0 < run.resumed < len(source)
+    assert (tmp_path / "a.lmdb").read_bytes() == (tmp_path / "whole.lmdb").read_bytes()

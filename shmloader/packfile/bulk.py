@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnsupportedField
+from .texts import first_text, is_text, text_value
 from .values import Unstorable, Value, value_of
 from .windows import Windows
 
@@ -30,10 +31,10 @@ def take_apart(columns: Columns, index: int) -> tuple[Any, list[Value], int]:
     arrays: list[Value] = []
     for name, part in zip(names, parts, strict=True):
         try:
-            value = _windows(part) if isinstance(part, Windows) else value_of(part)
+            value = _column(part)
         except Unstorable as fault:
             raise UnsupportedField(index, name, fault.found) from None
-        if value.kind != "array" or value.array.ndim == 0:
+        if (value.kind != "array" and not is_text(part)) or value.array.ndim == 0:
             raise UnsupportedField(index, name, f"{value.describe()} as a whole column")
         arrays.append(value)
     count = len(arrays[0].array) if arrays else 0
@@ -42,10 +43,22 @@ def take_apart(columns: Columns, index: int) -> tuple[Any, list[Value], int]:
             raise ValueError(f"column {name!r} has {len(value.array)} rows, column {names[0]!r} has {count}")
     if not count:
         return None, arrays, 0
-    rows = [np.asarray(part[0]) if isinstance(part, np.ndarray | Windows) else part[0] for part in parts]
+    rows = [_first(part) for part in parts]
     if isinstance(columns, Mapping):
         return dict(zip(columns, rows, strict=True)), arrays, count
     return (tuple(rows) if isinstance(columns, (tuple, list)) else rows[0]), arrays, count
+
+
+def _column(part: Any) -> Value:
+    if isinstance(part, Windows):
+        return _windows(part)
+    return text_value(part) if is_text(part) else value_of(part)
+
+
+def _first(part: Any) -> Any:
+    if is_text(part):
+        return first_text(part)
+    return np.asarray(part[0]) if isinstance(part, np.ndarray | Windows) else part[0]
 
 
 def _windows(windows: Windows) -> Value:

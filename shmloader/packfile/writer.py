@@ -31,6 +31,7 @@ from .outline import Outline
 from .report import PackReport
 from .schema import ENCODINGS, MANIFEST_KEY, SEAL_KEY, Manifest, json_copy, require_little_endian
 from .structure import StructureDiffers, flatten
+from .texts import block_field
 from .values import Bytes, Unstorable, Value, describe, value_of
 
 CHUNK_BYTES = 16 << 20
@@ -136,8 +137,9 @@ class PackWriter:
         """Add many samples at once: arrays or tensors of the same first axis, sample i being made of their rows i.
 
         A dict of arrays makes samples that are dicts, a tuple or list tuples, one array single values. No Python per
-        sample as long as the rows keep their shape. ``Windows`` are stored without what they share; each call goes on
-        where the last one ended. Copies. Raises SampleMismatch, UnsupportedField, ValueError.
+        sample as long as the rows keep their shape. Arrays of strings (of bytes) make str (bytes). ``Windows`` are
+        stored without what they share; each call goes on where the last one ended. Copies. Raises SampleMismatch,
+        UnsupportedField, ValueError.
         """
         self._check_open()
         first, arrays, count = take_apart(columns, self.samples)
@@ -150,8 +152,9 @@ class PackWriter:
             raise SampleMismatch(self.samples, "sample", differs.expected, differs.found) from None
         fits = True
         for column, value in zip(body.columns, arrays, strict=True):
-            if column.kind != "array" or column.dtype != value.dtype or len(column.first_shape) != value.array.ndim - 1:
-                found = describe("array", value.dtype, value.array.shape[1:])
+            axes = 1 if column.kind in ("str", "bytes") else value.array.ndim - 1
+            if column.kind != value.kind or column.dtype != value.dtype or len(column.first_shape) != axes:
+                found = describe(value.kind, value.dtype, value.array.shape[1:])
                 raise SampleMismatch(self.samples, column.name, column.describe(), found)
             if value.windowing is not None or column.windowing is not None:
                 try:
@@ -159,6 +162,11 @@ class PackWriter:
                 except Differs as differs:
                     raise SampleMismatch(self.samples, column.name, differs.expected, differs.found) from None
             fits = fits and column.fixed_row_bytes is not None and column.first_shape == value.array.shape[1:]
+        if any(value.kind != "array" for value in arrays):
+            if any(value.windowing is not None for value in arrays):
+                raise UnsupportedField(self.samples, body.columns[0].name, "windows beside text")
+            body.add_block([block_field(value) for value in arrays])
+            return
         if fits:
             body.add_rows(arrays, count)
             return

@@ -128,9 +128,8 @@ class ArrayFiles(Source):
         return tuple(rows.values()) if isinstance(self._form, tuple) else next(iter(rows.values()))
 
     def columns(self) -> Columns | None:
-        if any(isinstance(array, np.ndarray) and array.dtype.kind in "US" for array in self._arrays.values()):
-            return None
-        return self._form
+        texts = [array for array in self._arrays.values() if isinstance(array, np.ndarray) and array.dtype.kind in "US"]
+        return None if any(array.ndim > 1 for array in texts) else self._form
 
     def name_of(self, index: int) -> str:
         return f"row {index} of {self.path}"

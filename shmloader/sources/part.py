@@ -17,6 +17,7 @@ from ..errors import MisuseError
 from ..limits import read_limits
 from ..loader import DataLoader
 from ..packfile import PackedDataset, PackReport, PackWriter
+from ..packfile.windows import Windows
 from . import blocks
 from .base import Source
 from .blocks import Columns
@@ -173,7 +174,11 @@ class PackingPart:
     def _column(self, name: str, rows: Any, start: int) -> Any:
         """Return rows that were read, with the dtype that was asked for."""
         dtype = self._settings.dtypes.get(name)
-        return rows if dtype is None else cast_column(name, rows, dtype, start)
+        if dtype is None:
+            return rows
+        if isinstance(rows, Windows) or (isinstance(rows, np.ndarray) and rows.dtype.kind in "US"):
+            raise MisuseError(f"field {name!r} holds text or windows, which are stored as they are: no dtype applies")
+        return cast_column(name, rows, dtype, start)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
