@@ -18,7 +18,7 @@ from shmloader_tools import pack as pack_tool
 from shmloader import DataLoader, PackedDataset, pack
 from shmloader.errors import BrokenImage, MisuseError, SourceError
 from shmloader.images import Fit
-from shmloader.sources import ArrayFiles, KeyValueLmdb, Options, open_source, pack_source, recognise
+from shmloader.sources import ArrayFiles, KeyValueLmdb, Options, open_source, pack_parts, pack_source, recognise
 from support import run_script
 
 Captured = pytest.CaptureFixture[str]
@@ -174,6 +174,17 @@ def test_it_is_read_in_the_parent_and_in_forked_workers(tmp_path: Path) -> None:
         assert torch.cat(list(loader)).tolist() == list(range(64))
         assert data[6] == 6
     assert pickle.loads(pickle.dumps(data))[7] == 7
+
+
+def test_what_the_users_function_raises_names_the_key(tmp_path: Path) -> None:
+    """One sentence with key, function and reason; such samples can be left out like other bad ones."""
+    path = write(tmp_path / "theirs", {b"a": struct.pack("<q", 1), b"b": b"short", b"c": struct.pack("<q", 3)})
+    data = KeyValueLmdb(path, decode=_number)
+    with pytest.raises(SourceError, match=r"key 'b' of .*_number raised error: unpack requires a buffer of 8 bytes"):
+        data[1]
+    run = pack_parts(data, tmp_path / "a.lmdb", on_error="skip")
+    assert run.skipped == 1
+    assert PackedDataset(tmp_path / "a.lmdb").column("0").tolist() == [1, 3]  # type: ignore[union-attr]
 
 
 def _number(key: bytes, value: bytes) -> int:

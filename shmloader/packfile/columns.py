@@ -28,6 +28,8 @@ _SHARED = 16
 
 LARGEST_CHUNK = 2**32 - 2**20
 """Bytes. LMDB stores the length of a value in 32 bits."""
+_LARGEST_WINDOW = 2**30
+"""Bytes: a chunk ends with a whole one, and is held in memory."""
 
 
 class Differs(Exception):
@@ -138,6 +140,8 @@ class Column:
             raise Differs(_windows_text(self.windowing), _windows_text(value.windowing))
         if value.array.shape[1:] != self.first_shape:
             raise Differs(self.describe(), describe(self.kind, self.dtype, value.array.shape[1:]))
+        if value.array[:1].nbytes > _LARGEST_WINDOW:
+            raise Differs(f"windows of at most {_LARGEST_WINDOW} bytes", f"{value.array[:1].nbytes} bytes")
         if self._tail is not None and not np.array_equal(self._tail, value.array[0, : len(self._tail)]):
             raise Differs("a window that begins with the end of the one before", "other numbers")
 

@@ -79,7 +79,8 @@ class KeyValueLmdb(Source):
     ``fit``; with ``encoded=True`` as the bytes of the file, proved to be decodable.
     ``decode``: called with key and value (with ``keys``: a dict of values), gives the sample instead; it may unpickle.
     Keys that are no UTF-8 come back with ``key.encode("utf-8", "surrogateescape")``.
-    Raises SourceError for what is no LMDB, or damaged, or one of this library's own packs.
+    Nobody may write to the file meanwhile: LMDB uses pages again that this still reads.
+    Raises SourceError for what is no LMDB, or damaged, and for a sample that ``decode`` fails on, with what it raised.
     """
 
     kind = "lmdb"
@@ -236,8 +237,11 @@ class KeyValueLmdb(Source):
         index = position(index, len(self))
         values = {name: self._value(name, index) for name in self._columns}
         if self.decode is not None:
-            key = self.key(index)
-            return self.decode(key, values if self._patterns else values["value"])
+            try:
+                return self.decode(self.key(index), values if self._patterns else values["value"])
+            except Exception as fault:  # the user's code may raise anything: it is this sample that cannot be had
+                why = f"{_name(self.decode)} raised {type(fault).__name__}: {fault}"
+                raise SourceError(self.name_of(index), why) from fault
         sample: dict[str, Any] = {"key": str(self._numbers[index]) if self._patterns else _text(self.key(index))}
         for name, value in values.items():
             sample[name] = self._image(value, index) if name in self._images else value
