@@ -245,7 +245,9 @@ class WorkerPass(Pass):
 
     def _finish(self) -> Any:
         if not self._dispatcher.ended:
-            raise AssertionError("no slot could be granted though none is needed elsewhere")
+            raise AssertionError(
+                f"no slot could be granted though none is needed elsewhere: {self._dispatcher}, {self._arena.stats()}"
+            )
         if not self._persistent_workers:
             self._finished = True
             self._shutdown_workers()
