@@ -61,7 +61,7 @@ class Dispatcher:
         return self._order_ended or not any(self._active)
 
     def __repr__(self) -> str:
-        return f"Dispatcher(sent={self._sent}, loads={self._loads}, active={self._active}, chosen={self._chosen})"
+        return f"Dispatcher(sent={self.sent}, loads={self._loads}, active={self._active}, chosen={self._chosen})"
 
     def done(self, worker: int) -> None:
         """A ticket of ``worker`` was answered for good."""

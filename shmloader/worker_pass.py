@@ -184,10 +184,10 @@ class WorkerPass(Pass):
                 reply = Reply(*self._replies.next_of(task.worker, self._timeout))
                 if reply.kind & KEPT:
                     self._room.take_back(task, kept=True)
+                self._room.take_back(task)
                 if reply.kind & ~KEPT not in (NEED, PIECE):
                     break
                 self._room.grant(batch, task, None, self._epoch)
-            self._room.take_back(task)
             del self._tasks[batch]
 
     def _next_data(self) -> Any:

@@ -180,3 +180,30 @@ def test_closing_persistent_workers_leaves_nothing():
         some(3)
         some(12)
         some(99)
+
+
+class Growing(Dataset):
+    """Sample ``index`` has 2 ** ``index`` KiB."""
+
+    def __len__(self):
+        return 11
+
+    def __getitem__(self, index):
+        return torch.full((1 << (10 + index),), index, dtype=torch.uint8)
+
+
+def test_passes_left_while_workers_wait_for_larger_slots_lose_no_slot():
+    """The order is drawn twice as large each time, so that NEED is unanswered when a pass is left; no slot stays out.
+
+    The epoch that follows has all slots, ends as it should, and none is granted after it.
+    """
+    order = list(range(11))
+    with DataLoader(Growing(), 1, sampler=order, num_workers=2, persistent_workers=True) as loader:
+        for left_after in range(10):
+            batches = iter(loader)
+            for index in range(left_after):
+                assert next(batches)[0, 0] == index
+        assert [int(batch[0, -1]) for batch in loader] == order
+        arena = loader.stats().arena
+        assert arena.granted == 0
+        assert arena.free + arena.lent == arena.slots
