@@ -331,6 +331,7 @@ class Arena:
                 ready=states.count(READY),
                 lent=states.count(LENT),
                 draining=states.count(DRAINING),
+                quarantined=states.count(QUARANTINED),
                 peak_lent=self._peak_lent,
                 pinned=drain is not None and drain.pinned,
                 pinned_bytes=0 if pins is None else pins.nbytes,

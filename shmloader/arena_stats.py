@@ -31,6 +31,8 @@ class ArenaStats:
     """Slots in the user's hands: at least one view of their batch is alive."""
     draining: int
     """Slots without a view, which a copy to a device may still be reading."""
+    quarantined: int
+    """Slots that code in a worker still looks at: a ``collate_fn`` that keeps what it made, say."""
     peak_lent: int
     """The most slots that were ever lent or draining at one time."""
     pinned: bool

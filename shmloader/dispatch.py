@@ -60,9 +60,6 @@ class Dispatcher:
         """Whether no more tickets will be handed out."""
         return self._order_ended or not any(self._active)
 
-    def __repr__(self) -> str:
-        return f"Dispatcher(sent={self.sent}, loads={self._loads}, active={self._active}, chosen={self._chosen})"
-
     def done(self, worker: int) -> None:
         """A ticket of ``worker`` was answered for good."""
         self._loads[worker] -= 1

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from .arena import Arena
 from .collate import Memory
-from .errors import BatchTooLarge, ShmLoaderError
+from .errors import BatchTooLarge, NoSlotLeft, ShmLoaderError
 from .mailbox import REGRANT, Ticket
 from .pool import Pool
 from .slot import Slot
@@ -61,3 +61,10 @@ class Room:
         task.slot = slot
         index, offset, nbytes = (-1, 0, 0) if slot is None else (slot.index, slot.offset, slot.nbytes)
         self._pool.outboxes[task.worker].send(Ticket(REGRANT, batch, index, offset, nbytes, 0, 0, epoch))
+
+    def none_left(self) -> NoSlotLeft:
+        """Return why no ticket can be handed out though none is under way."""
+        stats = self._arena.stats()
+        if stats.granted or stats.ready:
+            raise AssertionError(f"slots are out though no ticket is under way: {stats}")
+        return NoSlotLeft(stats.slots, stats.lent + stats.draining, stats.quarantined, self._arena.cap.limit or 0)

@@ -245,9 +245,7 @@ class WorkerPass(Pass):
 
     def _finish(self) -> Any:
         if not self._dispatcher.ended:
-            raise AssertionError(
-                f"no slot could be granted though none is needed elsewhere: {self._dispatcher}, {self._arena.stats()}"
-            )
+            raise self._room.none_left()
         if not self._persistent_workers:
             self._finished = True
             self._shutdown_workers()

@@ -35,6 +35,11 @@ CASES: dict[type[ShmLoaderError], tuple[dict[str, Any], tuple[str, ...], tuple[t
         (str(9 * MIB), str(2 * MIB), str(4 * MIB), "raise arena_bytes="),
         (RuntimeError, ValueError),
     ),
+    errors.NoSlotLeft: (
+        {"slots": 3, "lent": 1, "kept": 2, "limit": 4 * MIB},
+        ("3 slots", "1 hold batches", "2 hold tensors", "4.0 MiB", "arena_bytes=", "clone()"),
+        (RuntimeError, MemoryError),
+    ),
     errors.PackError: (*PACK, ()),
     errors.PackNotFound: (PACK[0], (*PACK[1], "shmloader-pack"), (FileNotFoundError,)),
     errors.PackUnfinished: (PACK[0], (*PACK[1], "again"), (ValueError,)),

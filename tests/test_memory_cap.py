@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from shmloader import CopiedOutWarning, DataLoader
+from shmloader import CopiedOutWarning, DataLoader, NoSlotLeft
 from support import MIB, no_leaks, run_script
 
 KIB = 1 << 10
@@ -152,12 +152,42 @@ def test_ragged_giants_under_a_cap_that_just_holds_them(num_workers):
     loader.close()
 
 
+KEPT_IN_WORKER = []
+
+
+def hoarding(samples):
+    """A collate function that keeps every batch it makes, in the worker."""
+    batch = torch.stack(samples)
+    KEPT_IN_WORKER.append(batch)
+    return batch
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_when_user_and_workers_keep_every_slot_the_reason_is_told_and_the_epoch_can_go_on(num_workers):
+    """At the minimum of slots, with batches kept and a collate_fn that keeps its tensors: NoSlotLeft with the numbers,
+    no hang; once the batches are dropped, the rest of the epoch comes, right."""
+    cap = (num_workers + 1) * 260 * KIB
+    loader = DataLoader(Rows(24), 1, num_workers=num_workers, collate_fn=hoarding, arena_bytes=cap)
+    iterator, kept = iter(loader), []
+    with pytest.raises(NoSlotLeft) as caught:
+        kept.extend(iterator)
+    assert caught.value.lent + caught.value.kept == caught.value.slots
+    assert caught.value.kept > 0
+    assert all((batch == number).all() for number, batch in enumerate(kept))
+    first = len(kept)
+    kept.clear()
+    for number, batch in enumerate(iterator, first):
+        assert (batch == number).all()
+    assert number == 23
+    loader.close()
+
+
 MEMINFO = """
 import sys, torch, warnings
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from torch.utils.data import TensorDataset
-from shmloader import CopiedOutWarning, DataLoader
+from shmloader import CopiedOutWarning, DataLoader, NoSlotLeft
 from support import shmem_bytes
 from test_memory_cap import arena_blocks
 

@@ -65,6 +65,32 @@ class BatchTooLarge(ResourceError, ValueError):
         )
 
 
+class NoSlotLeft(ResourceError, MemoryError):
+    """Every slot that the arena may have is in use by somebody who alone can give it back."""
+
+    hint = (
+        "drop old batches and go on, raise arena_bytes=, or let the dataset or collate_fn clone() the tensors that it "
+        "keeps in the worker"
+    )
+
+    def __init__(self, slots: int, lent: int, kept: int, limit: int) -> None:
+        super().__init__(slots, lent, kept, limit)
+        self.slots = slots
+        self.lent = lent
+        """Slots that hold batches of yours."""
+        self.kept = kept
+        """Slots that code in the workers still looks at: it has kept a tensor that it had made for a batch."""
+        self.limit = limit
+        """Bytes that the arena may take."""
+
+    def _sentence(self) -> str:
+        return (
+            f"no slot is left for the next batch: of {self.slots} slots, {self.lent} hold batches that are in use and "
+            f"{self.kept} hold tensors that code in the workers has kept, and the arena is limited to "
+            f"{human_bytes(self.limit)}"
+        )
+
+
 class CopiedOutWarning(UserWarning):
     """Batches are delivered as copies, because the user keeps so many that no more slots can be lent."""
 
