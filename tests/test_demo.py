@@ -77,9 +77,12 @@ def test_the_pictures_are_the_same_every_time_and_their_boxes_are_known(tmp_path
 
 
 def test_the_detection_step_finds_every_box(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Packed by the command, read in batches, compared with what was pasted."""
-    assert demo_detect.detect(str(tmp_path / "voc"), str(tmp_path / "voc.lmdb"), pictures=10)
+    """Packed and drawn by the commands, read in batches, compared with what was pasted."""
+    sheet = tmp_path / "sheet.png"
+    assert demo_detect.detect(str(tmp_path / "voc"), str(tmp_path / "voc.lmdb"), str(sheet), pictures=10)
     assert "10 pictures with" in capsys.readouterr().out
+    with Image.open(sheet) as drawn:
+        assert drawn.width > 700  # three pictures abreast
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The demo's detection step: a Pascal VOC set packed, and its boxes compared with what was pasted where."""
+"""The demo's detection step: a Pascal VOC set packed and drawn, and its boxes compared with what was pasted where."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ def images_and_targets(samples: list[dict[str, Any]]) -> tuple[list[Any], list[d
     return [sample.pop("image") for sample in samples], samples
 
 
-def detect(folder: str, pack: str, pictures: int) -> bool:
-    """Make a set in ``folder``, pack it, and read it back in batches; say whether every box is where it was pasted."""
+def detect(folder: str, pack: str, sheet: str, pictures: int) -> bool:
+    """Make a set in ``folder``, pack it, and read it back in batches; say whether every box is where it was pasted.
+
+    Some of its pictures are drawn with their boxes into the file ``sheet``.
+    """
     truth = demo_voc.build(Path(folder), pictures=pictures, seed=SEED)
     command("shmloader-pack", folder, pack)
+    command("shmloader-inspect", pack, "--image", sheet)
     data = PackedDataset(pack)
     classes = data.classes or []
     varying = ("image", "boxes", "labels", "difficult", "truncated")

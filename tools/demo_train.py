@@ -113,7 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pictures", type=int, default=60, metavar="N", help="pictures with boxes (default 60)")
     parser.add_argument("--epochs", type=int, default=2, metavar="N", help="epochs to train (default 2)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of the comparison (default 5)")
+    parser.add_argument(
+        "--sheet", type=Path, metavar="OUT.png", help="keep the sheet of pictures with their boxes, which step 7 draws"
+    )
     options = parser.parse_args(argv)
+    sheet = "sheet.png" if options.sheet is None else str(options.sheet.absolute())
     began = time.perf_counter()
     os.chdir(options.work)
     # torch makes this folder when it makes an optimiser, by default one that stays in the temporary directory.
@@ -155,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"limit        {human_bytes(limit)} for each; used at most {peak / limit:.0%}")
 
     heading("7. Detection: a Pascal VOC set with boxes that are known")
-    boxes_right = demo_detect.detect("voc", "voc.lmdb", pictures=options.pictures)
+    boxes_right = demo_detect.detect("voc", "voc.lmdb", sheet, pictures=options.pictures)
 
     fell = losses[-1] < losses[0]
     ok = fell and peak <= limit and boxes_right
