@@ -87,7 +87,7 @@ def test_splits_have_names_of_their_own(folder: Path, tmp_path: Path, capsys: Ca
         (["--split", "0.9,0.9"], "1 together at most"),
         (["--stratify"], "give the shares too"),
         (["--store", "image"], "is not FIELD=VALUE"),
-        (["--store", "image=fast"], "known are encoded and raw"),
+        (["--store", "image=fast"], "known are encoded, raw, zlib"),
         (["--dtype", "x=int3"], "no dtype 'int3'"),
         (["--quality", "101"], "1 to 100"),
         (["--chunk", "1k"], "4 KiB to 1 GiB"),

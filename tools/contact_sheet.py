@@ -14,6 +14,7 @@ import numpy as np
 
 from shmloader.errors import MissingExtra, MisuseError
 from shmloader.packfile import PackedDataset
+from shmloader.packfile.schema import ENCODED_IMAGE
 
 try:
     from PIL import Image, ImageDraw
@@ -61,7 +62,7 @@ def draw(packed: PackedDataset, indices: Sequence[int], path: str) -> None:
 def image_field(packed: PackedDataset) -> str | None:
     """Return the first field of images: encoded ones, or uint8 of 1 or 3 channels, first axis or last."""
     for field in packed.fields:
-        if field.encoding is not None:
+        if field.encoding == ENCODED_IMAGE:
             return field.name
         shape = field.shape
         if field.dtype == "uint8" and (len(shape) == 2 or (len(shape) == 3 and {shape[0], shape[2]} & {1, 3})):

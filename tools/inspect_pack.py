@@ -17,6 +17,7 @@ from typing import Any
 
 from shmloader.errors import MisuseError, ShmLoaderError, human_bytes
 from shmloader.packfile import PackedDataset, verify
+from shmloader.packfile.schema import ENCODED_IMAGE
 from shmloader.sources.summary import label_summary
 
 from .report import class_lines, one_line, progress_bar, show
@@ -123,7 +124,7 @@ def _shown(value: Any, encoding: str | None) -> Any:
     if isinstance(value, bytes):
         return f"{len(value)} bytes: {value[:_BYTES].hex(' ')}{' ...' if len(value) > _BYTES else ''}"
     shape = "x".join(map(str, value.shape)) or "one number"
-    if value.numel() <= _NUMBERS and encoding is None:
+    if value.numel() <= _NUMBERS and encoding != ENCODED_IMAGE:
         return f"{str(value.dtype).removeprefix('torch.')} {shape}: {value.tolist()}"
     told = f"{str(value.dtype).removeprefix('torch.')} {shape}"
     if value.numel() and not value.dtype.is_complex:

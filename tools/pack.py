@@ -71,7 +71,8 @@ def _add_fields(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="FIELD=HOW",
         type=_pair,
-        help="an image field: 'raw' stores pixels, 'encoded' an image file (of pixels: PNG, or JPEG with --quality)",
+        help="an image field: 'raw' stores pixels, 'encoded' an image file (of pixels: PNG, or JPEG with --quality); "
+        "any array, text or bytes: 'zlib' compresses each row by itself, for masks and the like",
     )
     group.add_argument(
         "--dtype",

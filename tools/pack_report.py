@@ -67,6 +67,8 @@ def _shape_lines(part: PartRun) -> list[str]:
         elif field.sizes and field.sizes[0] != field.sizes[2]:
             least, middle, most = field.sizes
             found.append(f"{least:,} to {most:,} bytes, half of them up to {middle:,}")
+        if field.compressed is not None:
+            found.append(f"compressed to {field.compressed:.1%} of its size")
         if found:
             lines.append(f"{field.name}: {'; '.join(found)}")
     return lines

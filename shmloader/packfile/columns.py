@@ -60,6 +60,7 @@ class Column:
         self.dtype = outline.dtype
         self.first_shape = outline.shape
         self.windowing = outline.windowing
+        self.inner = outline.inner
         self._tail: npt.NDArray[Any] | None = None  # of the last window: what the next one shares with it
         self.level = RAGGED if outline.kind in ("str", "bytes") else FIXED
         self._shape: list[int | None] = list(outline.shape)
@@ -202,6 +203,8 @@ class Column:
 
     def field(self) -> Field:
         """Return what the finished field looks like."""
+        if self.inner is not None:
+            return self.inner.field(self.name)
         if self.encoding is not None:
             return Field(self.name, "array", "uint8", (3, None, None), self.encoding)
         if self.kind in ("str", "bytes"):

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..errors import SampleMismatch, UnsupportedField
+from .compressed import Inner, deflate
 from .naming import name_fields
-from .schema import storage_dtype
+from .schema import ZLIB, storage_dtype
 from .structure import Node, StructureDiffers, UnusableKey, flatten, infer, node_from_json, node_to_json
 from .values import Unstorable, Value, describe, value_of
 from .windows import Windowing
@@ -32,6 +33,8 @@ class FieldOutline:
     encoding: str | None
     windowing: Windowing | None = None
     """Of windows: how the rows overlap."""
+    inner: Inner | None = None
+    """Of a compressed field: what its rows hold. The other attributes are those of the bytes that are stored."""
 
     @property
     def row_bytes(self) -> int:
@@ -83,6 +86,13 @@ class Outline:
             except Unstorable as fault:
                 raise UnsupportedField(index, name, fault.found) from None
             encoding = (encodings or {}).get(name)
+            if encoding == ZLIB:
+                try:
+                    inner, stored = Inner.of(value), deflate(value)
+                except Unstorable as fault:
+                    raise UnsupportedField(index, name, fault.found) from None
+                fields.append(FieldOutline(name, stored.kind, stored.dtype, stored.array.shape, ZLIB, None, inner))
+                continue
             if encoding is not None and value.kind != "bytes":
                 raise SampleMismatch(index, name, f"bytes, to be kept as {encoding}", value.describe())
             fields.append(FieldOutline(name, value.kind, value.dtype, value.array.shape, encoding))
@@ -122,8 +132,11 @@ class Outline:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         fields = [
-            [each.name, each.kind, each.dtype, list(each.shape), each.encoding]
-            + ([] if each.windowing is None else [asdict(each.windowing)])
+            [
+                *(each.name, each.kind, each.dtype, list(each.shape), each.encoding),
+                None if each.windowing is None else asdict(each.windowing),
+                each.inner,
+            ]
             for each in self.fields
         ]
         return {"structure": node_to_json(self.structure), "fields": fields}
@@ -132,7 +145,15 @@ class Outline:
     def from_json(cls, data: Mapping[str, Any]) -> Outline:
         """Reverse ``to_json``."""
         fields = [
-            FieldOutline(name, kind, dtype, tuple(shape), encoding, *[Windowing(**each) for each in windowing])
-            for name, kind, dtype, shape, encoding, *windowing in data["fields"]
+            FieldOutline(
+                name,
+                kind,
+                dtype,
+                tuple(shape),
+                encoding,
+                None if windowing is None else Windowing(**windowing),
+                None if inner is None else Inner(*inner),
+            )
+            for name, kind, dtype, shape, encoding, windowing, inner in data["fields"]
         ]
         return cls(node_from_json(data["structure"]), tuple(fields))

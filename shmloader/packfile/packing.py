@@ -40,6 +40,7 @@ def pack(
     vary. A ``TensorDataset`` is packed in slices, without Python for each sample.
     ``field_names``: names for the parts of a tuple, ``("image", "label")``; else their positions are their names.
     ``encodings``: ``{"image": "encoded-image"}`` says that these bytes are an image file, to be decoded when read.
+    ``{"mask": "zlib"}`` compresses each row of that field, arrays, str or bytes: it is expanded when read.
     ``metadata``: JSON values to keep; ``{"classes": [...]}`` can be read as ``PackedDataset.classes``.
     ``progress``: called at most ten times a second, and at the end.
 
@@ -47,7 +48,7 @@ def pack(
     is bounded by a few times ``chunk_bytes``, whatever the size of the dataset. Raises PackExists, SampleMismatch
     (which names the sample, the field, and what was expected), UnsupportedField, and whatever the dataset raises.
     """
-    total, steps = _walk(dataset)
+    total, steps = _walk(dataset, by_rows=not encodings)
     with PackWriter(
         path,
         overwrite=overwrite,
@@ -71,9 +72,9 @@ def pack(
 Step = Callable[[PackWriter], None]
 
 
-def _walk(dataset: Any) -> tuple[int | None, Iterator[Step]]:
+def _walk(dataset: Any, *, by_rows: bool) -> tuple[int | None, Iterator[Step]]:
     """Return (length or None, what to do with the writer, in order: most often to add one sample)."""
-    if type(dataset) is TensorDataset and dataset.tensors:
+    if by_rows and type(dataset) is TensorDataset and dataset.tensors:
         return len(dataset), _slices(dataset.tensors)
     total, samples = _samples(dataset)
     return total, (partial(_add, sample) for sample in samples)

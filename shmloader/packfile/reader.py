@@ -14,9 +14,10 @@ import torch
 from ..errors import PackDamaged
 from ..images import decode_chw
 from .ahead import LARGE_ROW
+from .compressed import inflate
 from .mapping import OpenPack
 from .rows import UNITS, ChunkMap, Indices, Rows
-from .schema import TORCH_DTYPES, Field
+from .schema import TORCH_DTYPES, ZLIB, Field
 
 _SHORT_ROW = 256
 """Bytes. Ragged rows up to this mean length are gathered by index, longer ones by a copy each: measured."""
@@ -185,13 +186,18 @@ class RaggedReader(FieldReader):
         return int(self._places[chunk]) + start * self._item_bytes, end - start
 
     def raw_bytes(self, index: int) -> bytes:
-        """Return a copy of what is stored for sample ``index``: of an encoded image, the bytes of its file."""
+        """Return a copy of what is stored for sample ``index``: of an encoded image its file, of zlib the row."""
         place, items = self._span(index)
         self._announce(place, items * self._item_bytes)
         return bytes(self._pack.bytes[place : place + items * self._item_bytes].data)
 
     def get(self, index: int) -> Any:
-        """Return a new tensor, str or bytes. Decodes an encoded image to uint8 (3, height, width)."""
+        """Return a new tensor, str or bytes. Decodes an encoded image to uint8 (3, height, width), expands zlib."""
+        if self.field.encoding == ZLIB:
+            try:
+                return inflate(self.raw_bytes(index), self.field)
+            except ValueError as fault:
+                raise PackDamaged(self._pack.path, f"field {self.name!r}, sample {index}: {fault}") from fault
         if self.field.encoding is not None:
             return torch.from_numpy(decode_chw(self.raw_bytes(index), name=f"{self._pack.path}, sample {index}"))
         if self.field.kind == "bytes":

@@ -44,7 +44,8 @@ CHUNK_COLUMNS = ("chunk", "first_row", "rows", "value_bytes", "value_crc", "offs
 """Columns of a field's table, all int64. ``chunk`` is its number in the keys; the checksum of a missing part is 0."""
 
 ENCODED_IMAGE = "encoded-image"
-ENCODINGS = frozenset({ENCODED_IMAGE})
+ZLIB = "zlib"
+ENCODINGS = frozenset({ENCODED_IMAGE, ZLIB})
 
 _TORCH_ONLY = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 _NUMPY_NAMES = (
@@ -93,7 +94,8 @@ class Field:
     shape: tuple[int | None, ...]
     """Shape in every sample; None for an axis whose length varies. Of a decoded image: (3, None, None)."""
     encoding: str | None = None
-    """``"encoded-image"``: the bytes of an image file, decoded when read. None: stored as it is."""
+    """``"encoded-image"``: the bytes of an image file, decoded when read. ``"zlib"``: each row compressed
+    (compressed.py), and expanded when read. None: stored as it is."""
     stride: int | None = None
     """Of windows: elements of the first axis from the start of one row to that of the next. None: no windows."""
     stored: str | None = None
@@ -172,6 +174,8 @@ class Field:
             raise ValueError(f"unknown kind {made.kind!r}")
         if made.kind not in ("str", "bytes") and made.dtype not in TORCH_DTYPES:
             raise ValueError(f"unknown dtype {made.dtype!r}")
+        if made.encoding is not None and made.encoding not in ENCODINGS:
+            raise ValueError(f"unknown encoding {made.encoding!r}")
         if made.stride is not None and (
             made.stored not in TORCH_DTYPES or not made.is_plain or not 0 < made.stride <= made.shape[0]  # type: ignore[operator]
         ):

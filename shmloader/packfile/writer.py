@@ -25,11 +25,12 @@ from .block import read
 from .body import Body, Notes
 from .bulk import Columns, take_apart
 from .columns import Differs
+from .compressed import deflate
 from .environment import Item, WriteEnvironment
 from .mapping import open_pack
 from .outline import Outline
 from .report import PackReport
-from .schema import ENCODINGS, MANIFEST_KEY, SEAL_KEY, Manifest, json_copy, require_little_endian
+from .schema import ENCODINGS, MANIFEST_KEY, SEAL_KEY, ZLIB, Manifest, json_copy, require_little_endian
 from .structure import StructureDiffers, flatten
 from .texts import block_field
 from .values import Bytes, Unstorable, Value, describe, value_of
@@ -125,6 +126,10 @@ class PackWriter:
         for column, leaf in zip(body.columns, body.outline.leaves(self.samples, sample), strict=True):
             try:
                 value = value_of(leaf)
+                if column.inner is not None:
+                    if not column.inner.fits(value):
+                        raise Differs(column.inner.describe(), value.describe())
+                    value = deflate(value)
                 nbytes += column.check(value)
             except Unstorable as fault:
                 raise UnsupportedField(self.samples, column.name, fault.found) from None
@@ -152,6 +157,8 @@ class PackWriter:
             raise SampleMismatch(self.samples, "sample", differs.expected, differs.found) from None
         fits = True
         for column, value in zip(body.columns, arrays, strict=True):
+            if column.inner is not None:
+                raise UnsupportedField(self.samples, column.name, f"a column at once, to be stored with {ZLIB}")
             axes = 1 if column.kind in ("str", "bytes") else value.array.ndim - 1
             if column.kind != value.kind or column.dtype != value.dtype or len(column.first_shape) != axes:
                 found = describe(value.kind, value.dtype, value.array.shape[1:])

@@ -2,6 +2,7 @@
 
 bytes of an image file ──raw──▶ pixels          pixels ──encoded──▶ PNG, or JPEG of a quality
                        ──quality──▶ JPEG        numbers ──dtype──▶ numbers; none may change but by rounding
+array, text, bytes ──zlib──▶ compressed, row by row
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 
 from .. import images
 from ..errors import MisuseError, SampleMismatch
+from ..packfile.compressed import Inner, deflate
 from ..packfile.outline import FieldOutline, Outline
-from ..packfile.schema import ENCODED_IMAGE, TORCH_DTYPES
+from ..packfile.schema import ENCODED_IMAGE, TORCH_DTYPES, ZLIB
 from ..packfile.values import Value, value_of
 from .settings import PackSettings
 
@@ -84,6 +86,19 @@ class ToDtype:
         return after
 
 
+@dataclass(frozen=True)
+class ToCompressed:
+    """Arrays, text and bytes are compressed, each row by itself."""
+
+    encoding: str | None = ZLIB
+
+    def __call__(self, value: Value, name: str) -> Value:
+        return deflate(value)
+
+
+Step = ToPixels | ToImageFile | ToDtype | ToCompressed
+
+
 def _tensor(value: Value) -> torch.Tensor:
     tensor = torch.from_numpy(np.array(value.array))
     wanted = TORCH_DTYPES[value.dtype]
@@ -94,7 +109,7 @@ def _tensor(value: Value) -> torch.Tensor:
 class Conversion:
     """What becomes of each field of a source; None: it is stored as it comes."""
 
-    steps: tuple[ToPixels | ToImageFile | ToDtype | None, ...] = field(default=())
+    steps: tuple[Step | None, ...] = field(default=())
 
     @classmethod
     def of(cls, outline: Outline, settings: PackSettings) -> Conversion:
@@ -128,16 +143,18 @@ class Conversion:
 
     def outline(self, outline: Outline, values: list[Value]) -> Outline:
         """Return what the stored samples have in common, from the converted ``values`` of the first one."""
-        fields = [
-            FieldOutline(
-                each.name, value.kind, value.dtype, value.array.shape, step.encoding if step else each.encoding
-            )
-            for each, step, value in zip(outline.fields, self.steps, values, strict=True)
-        ]
+        fields = []
+        for each, step, value in zip(outline.fields, self.steps, values, strict=True):
+            if isinstance(step, ToCompressed):
+                inner = Inner(each.kind, each.dtype, len(each.shape))
+                fields.append(FieldOutline(each.name, value.kind, value.dtype, value.array.shape, ZLIB, None, inner))
+                continue
+            encoding = step.encoding if step else each.encoding
+            fields.append(FieldOutline(each.name, value.kind, value.dtype, value.array.shape, encoding))
         return Outline(outline.structure, tuple(fields))
 
 
-def _step(each: FieldOutline, settings: PackSettings) -> ToPixels | ToImageFile | ToDtype | None:
+def _step(each: FieldOutline, settings: PackSettings) -> Step | None:
     is_file = each.encoding == ENCODED_IMAGE
     is_pixels = each.kind == "array" and each.dtype == "uint8" and len(each.shape) == 3 and each.shape[0] == 3
     store, dtype = settings.store.get(each.name), settings.dtypes.get(each.name)
@@ -145,6 +162,12 @@ def _step(each: FieldOutline, settings: PackSettings) -> ToPixels | ToImageFile 
         if each.kind in ("str", "bytes"):
             raise MisuseError(f"field {each.name!r} holds {each.kind}, which have no dtype")
         return ToDtype(dtype)
+    if store == "zlib":
+        if is_file:
+            raise MisuseError(f"field {each.name!r} holds image files, which zlib does not make smaller")
+        if each.kind not in ("array", "str", "bytes") or not each.shape:
+            raise MisuseError(f"field {each.name!r} holds {each.describe()}, which zlib does not make smaller")
+        return ToCompressed()
     if store is not None and not is_file and not is_pixels:
         raise MisuseError(f"field {each.name!r} holds {each.describe()}, no image: it is stored as it is")
     if is_file and store == "raw":

@@ -11,7 +11,7 @@ from ..errors import MisuseError
 from ..packfile.schema import TORCH_DTYPES
 from ..packfile.writer import CHUNK_BYTES
 
-STORES = ("encoded", "raw")
+STORES = ("encoded", "raw", "zlib")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class PackSettings:
     """How samples are stored, and which go where. All of it shows in the pack, so a resumed run must have the same."""
 
     store: Mapping[str, str] = field(default_factory=dict)
-    """Field to ``"encoded"`` (an image file; of pixels: made now, JPEG with ``quality``, else PNG) or ``"raw"``
-    (pixels)."""
+    """Field to ``"encoded"`` (an image file; of pixels: made now, JPEG with ``quality``, else PNG) ``"raw"``
+    (pixels), or ``"zlib"`` (each row of an array, of text or bytes compressed; for what gets much smaller: masks)."""
     quality: int | None = None
     """JPEG quality, 1 to 100, for all encoded images: they are decoded, and encoded anew."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class PackSettings:
     def __post_init__(self) -> None:
         for name, store in self.store.items():
             if store not in STORES:
-                raise MisuseError(f"field {name!r} is to be stored as {store!r}; known are {' and '.join(STORES)}")
+                raise MisuseError(f"field {name!r} is to be stored as {store!r}; known are {', '.join(STORES)}")
         for name, dtype in self.dtypes.items():
             if dtype not in TORCH_DTYPES:
                 raise MisuseError(f"field {name!r}: there is no dtype {dtype!r}; known are {', '.join(TORCH_DTYPES)}")

@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..packfile.compressed import inflated_bytes
 from ..packfile.dataset import PackedDataset
 from ..packfile.reader import RaggedReader
+from ..packfile.schema import ZLIB
 
 _SLICE = 1 << 20
 _ODD_SHARE = 0.02
 _ODD_SHAPES = 3
 _NAMED = 5
+_LOOKS = 200
 _SHAPES = 1000
 """Different shapes that are counted one by one; of more only the commonest are worth a line."""
 
@@ -47,6 +50,8 @@ class FieldSummary:
     """Different shapes."""
     sizes: tuple[int, int, int] | None
     """Of what varies in length: the least, middle and greatest number of elements, or bytes; None if all are alike."""
+    compressed: float | None = None
+    """Of a compressed field: its bytes in the pack as a share of what they are when expanded, from some samples."""
 
     @property
     def odd(self) -> tuple[ShapeCount, ...]:
@@ -114,7 +119,15 @@ def _field(reader: Any) -> FieldSummary:
     shapes = tuple(
         ShapeCount(shape, number, tuple(firsts.get(shape, ()))) for shape, number in counts.most_common(_SHAPES)
     )
-    return FieldSummary(field.name, str(field), shapes, len(counts), sizes)
+    return FieldSummary(field.name, str(field), shapes, len(counts), sizes, _compressed(reader))
+
+
+def _compressed(reader: RaggedReader) -> float | None:
+    """Return what share of their expanded size some rows from all over a compressed field take."""
+    if reader.field.encoding != ZLIB or not reader.count:
+        return None
+    rows = [reader.raw_bytes(index) for index in np.linspace(0, reader.count - 1, _LOOKS).astype(int).tolist()]
+    return sum(map(len, rows)) / max(1, sum([inflated_bytes(row, reader.field) for row in rows]))
 
 
 def _count(
