@@ -70,6 +70,29 @@ def test_committed_bytes_read_zero_and_come_back_zero_after_decommit(backing):
     segment.close()
 
 
+@pytest.mark.parametrize("nbytes", [130 * MIB, 1100 * MIB + 5 * PAGE])
+def test_what_is_committed_is_what_was_asked_for_not_the_next_power_of_two(nbytes):
+    """B5: the kernel gave as many bytes as were asked for, to a page, and as many are reported."""
+    segment = Segment.create(2 << 30, "memfd")
+    if segment.free_bytes() < nbytes + 256 * MIB:
+        segment.close()
+        pytest.skip(f"{nbytes} bytes of shared memory are not free")
+    segment.commit(0, nbytes)
+    assert segment.committed == nbytes
+    (fd,) = [int(fd) for fd in os.listdir("/proc/self/fd") if is_ours(fd)]
+    given = os.fstat(fd).st_blocks * 512
+    segment.close()
+    assert nbytes <= given <= nbytes + PAGE
+
+
+def is_ours(fd):
+    """Whether a descriptor of this process is that of an arena without a name."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:shmloader")
+    except FileNotFoundError:  # that of the listing itself
+        return False
+
+
 @pytest.mark.alone
 def test_decommit_gives_pages_back_at_once():
     """8 MiB committed and decommitted leave Shmem where it was, while the mapping still lives."""
