@@ -121,7 +121,7 @@ class Arena:
 
     def _grant(self, need: int) -> Slot | None:
         free = self._free
-        if self._table.seeds and not need and not self._beside_seeds(1):
+        if self._table.seeds and not need and not self._beside_seeds(self._table.seeds_out()):
             return None
         if not need and free and free[-1].nbytes >= self.slot_bytes:  # nearly always
             return self._granted(free.pop())
@@ -271,7 +271,7 @@ class Arena:
         """From now on there are ``slots`` slots of ``slot_bytes``. Those made before go as they come back.
 
         They were made as small as can be, to carry the first tickets: seeds. A worker that holds one will ask for a
-        larger slot, so until the last has asked, one slot is kept for them: new tickets do not get it, nor the user.
+        larger slot, so until the last has asked, new tickets leave one for each of them, and the user leaves one.
         """
         with self._lock:
             self.slot_bytes, self.slots_wanted = slot_bytes, slots
@@ -279,7 +279,7 @@ class Arena:
             self._table.call_seeds(slot_bytes)
 
     def _beside_seeds(self, wanted: int) -> bool:
-        """Whether ``wanted`` slots can be had, and still one for the workers that hold seeds, if there are any."""
+        """Whether more than ``wanted`` slots can be had; always, once no worker holds a seed any more."""
         if not self._table.seeds_out():
             return True
         room = min(self._pieces.room(self.slot_bytes) // max(self.slot_bytes, 1), self._most() - self._table.count())

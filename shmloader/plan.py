@@ -238,8 +238,9 @@ def _memory_advice(plan: MemoryPlan, ram: int | None) -> list[str]:
         slots = plan.local_ranks * plan.slots * plan.slot_bytes  # the only part that a smaller batch makes smaller
         fitting = int(plan.batch.batch_size * (1 - plan.missing_bytes / slots)) if plan.missing_bytes < slots else 0
         smaller = f"a batch size of about {fitting}" if fitting else "another host"
+        needs = "1 worker needs" if plan.num_workers == 1 else f"{plan.num_workers} workers need"
         advice.append(
-            f"{plan.num_workers} workers need at least {plan.slots} slots of {human_bytes(plan.slot_bytes)}, with all "
+            f"{needs} at least {plan.slots} slots of {human_bytes(plan.slot_bytes)}, with all "
             f"that belongs to it {human_bytes(least)} for {plan.local_ranks} rank(s): "
             f"{human_bytes(plan.missing_bytes)} more than {plan.limit.where} has. Try {fewer}{smaller}, or give more "
             "memory."

@@ -155,7 +155,7 @@ def test_a_file_cut_under_a_running_reader_is_an_exception(copy: Path, verify: s
 
 
 CUT = """
-    import os, sys, torch
+    import os, sys, time, torch
     from shmloader import DataLoader, PackDamaged, PackedDataset
 
     if __name__ == "__main__":
@@ -165,6 +165,10 @@ CUT = """
         iterator = iter(loader)
         for _ in range(3):
             next(iterator)
+        deadline = time.monotonic() + 60
+        while not all(iterator._replies.ready([worker]) for worker in (0, 1)):  # each has made the one it may
+            assert time.monotonic() < deadline
+            os.sched_yield()
         os.truncate(path, 8192)
         told = 0
         while True:
@@ -186,7 +190,10 @@ CUT = """
 def test_a_file_cut_under_a_running_loader_is_an_exception_in_every_worker(
     copy: Path, tmp_path: Path, start_method: str
 ) -> None:
-    """No worker dies, no batch is wrong: each batch that cannot be read says why."""
+    """Cut between two batches: no worker dies, no batch is wrong, each batch that cannot be read says why.
+
+    Cut while a worker copies out of it, the file takes that worker along: SIGBUS, which is told (see checks.py).
+    """
     result = run_file(write_script(tmp_path, CUT), args=[str(copy), start_method])
     assert result.silent().stdout == "told True\n"
 

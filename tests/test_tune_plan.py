@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from shmloader.errors import WorkerDied
 from shmloader.facts import BatchFacts
 from shmloader.limits import UNLIMITED, Cpus, HostLimits, HugePages, Limit, Ranks
-from shmloader.plan import MemoryPlan, plan_memory, plan_with
+from shmloader.plan import ASSUMED_PRIVATE, MemoryPlan, plan_memory, plan_with
 from shmloader.probe import private_bytes, probe_batches
 
 MIB = 1 << 20
@@ -165,12 +165,15 @@ def test_ram_reduces_slots_and_then_workers() -> None:
 
 def test_what_does_not_fit_is_said_with_numbers_and_a_way_out() -> None:
     """The advice has the bytes that are needed and missing, and a batch size that then does fit."""
-    plan = plan_memory(Rows(nbytes=100_000), batch_size=128, num_workers=1, ram=40 * MIB, limits=host())
+    ram = ASSUMED_PRIVATE + 16 * MIB
+    plan = plan_memory(Rows(), batch_size=128, num_workers=1, ram=ram, sample_bytes=100_000, limits=host())
     assert not plan.fits
     assert plan.missing_bytes > 0
     (text,) = [text for text in plan.advice if "at least" in text]
-    smaller = int(text.partition("a batch size of about ")[2].partition(",")[0])
-    assert plan_memory(Rows(nbytes=100_000), batch_size=smaller, num_workers=1, ram=40 * MIB, limits=host()).fits
+    fewer = int(text.partition("a batch size of about ")[2].partition(",")[0])
+    assert fewer > 64
+    smaller = plan_memory(Rows(), batch_size=fewer, num_workers=1, ram=ram, sample_bytes=100_000, limits=host())
+    assert smaller.fits
 
 
 def test_more_ram_than_the_host_has_is_noticed() -> None:
