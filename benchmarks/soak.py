@@ -32,6 +32,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import torch
@@ -310,6 +311,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tally, wrong = Tally(), []
     ends = time.monotonic() + 60 * chosen.minutes
     print(f"seed {chosen.seed}, {chosen.minutes:g} minutes", flush=True)
+    forkserver.ensure_running()  # Python's own, once a process: some rounds use them, and they stay
+    resource_tracker.ensure_running()
     number, before = chosen.round or 0, Held.now()
     while True:
         faulthandler.dump_traceback_later(HANG_S, exit=True)
