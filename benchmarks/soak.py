@@ -25,7 +25,6 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -38,16 +37,14 @@ from typing import Any
 import torch
 
 from shmloader import AllSamplesBad, BadSampleWarning, CopiedOutWarning, DataLoader, WorkerDied
+from soak_exits import HANG_S, exits
 from soak_oracle import Expected, Held, Known, Oracle, Repeat, check
 
-HANG_S = 120
+NAP_S = 1000.0
 
 
 class Wrong(Exception):
     """What arrived is not what was to arrive."""
-
-
-NAP_S = 1000.0
 
 
 @dataclass
@@ -251,50 +248,6 @@ def sleeping_round(tally: Tally, workers: int) -> None:
     started = time.monotonic()
     loader.close()
     tally.asleep_s.append(time.monotonic() - started)
-
-
-EXITS = {
-    "nothing but importing torch": ("", 0),
-    "end of script": ("", 0),
-    "exception": ("raise KeyError('mine')", 1),
-    "sys.exit": ("sys.exit(7)", 7),
-    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(100)", -signal.SIGTERM),
-    "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(100)", -signal.SIGINT),
-    "os._exit": ("os._exit(3)", 3),
-}
-EXIT = """
-import os, signal, sys, time, warnings
-warnings.simplefilter("ignore")
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores Ctrl-C
-from shmloader import DataLoader
-from soak_oracle import Known
-loader = DataLoader(Known(400, slow=frozenset(range(40, 400)), nap_s=1000.0), 4, num_workers=8)
-iterator = iter(loader)
-next(iterator)
-print(time.monotonic(), flush=True)
-{body}
-"""
-ALONE = """
-import time, torch
-print(time.monotonic(), flush=True)
-"""
-
-
-def exits() -> list[tuple[str, float, str]]:
-    """End programs with eight busy workers in each way: (way, seconds, what is wrong)."""
-    found = []
-    for way, (body, code) in EXITS.items():
-        source = EXIT.format(body=body) if "torch" not in way else ALONE
-        command = [sys.executable, "-c", source]
-        environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__))}
-        child = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False, env=environment)
-        seconds = time.monotonic() - float(child.stdout.split()[0])
-        traceback = "Traceback" in child.stderr
-        wrong = "" if child.returncode == code else f"exit code {child.returncode}, not {code}; "
-        if traceback != (way in ("exception", "Ctrl-C")) or child.stderr.count("Traceback") > 1:
-            wrong += f"stderr: {child.stderr}"
-        found.append((way, seconds, wrong))
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,11 @@ from support import shm_names
 # Machines that run tests are slow and shared: a slow example is no failure.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background by a shell, which makes it ignore Ctrl-C, and all children too: tests send it to them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
