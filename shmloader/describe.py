@@ -29,6 +29,7 @@ from .layout import (
     ValueNode,
     ValuesNode,
 )
+from .sparse import reduce_sparse
 
 _NOTHING = np.empty(0, np.uint8)
 _is_contiguous = operator.methodcaller("is_contiguous")
@@ -75,6 +76,10 @@ class _Lifter(pickle.Pickler):
         self._alive.append(obj)
         self.leaves.append(leaf)
         return len(self.leaves) - 1
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = reduce_sparse(obj) if type(obj) is torch.Tensor else None
+        return NotImplemented if reduced is None else reduced
 
 
 class BatchDescription:

@@ -12,9 +12,12 @@ from .errors import UnequalSamples
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the path and shape of each tensor or array in a sample."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        yield path, tuple(value.shape)
+    """Yield the path and shape of each dense tensor or array in a sample; others may have no shape to ask for."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided and not value.is_nested:
+            yield path, tuple(value.shape)
+    elif isinstance(value, np.ndarray):
+        yield path, value.shape
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves(item, f"{path}[{key!r}]")

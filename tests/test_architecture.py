@@ -29,7 +29,7 @@ FLOORS: tuple[tuple[str, frozenset[str]], ...] = tuple(
             "1a facts and parts",
             (
                 "arena_stats badsamples cap compute_threads deathwatch doorbell extents failure images interrupts "
-                "layout lifeline order pinning randomstates segment slot unequal"
+                "layout lifeline order pinning randomstates segment slot sparse unequal"
             ),
         ),
         ("1b facts together", "drain limits mailbox robustness watch witness"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._utils import ExceptionWrapper
 
 from shmloader import errors
 from shmloader.errors import ShmLoaderError, WorkerDied, WorkerTimeout, human_bytes
@@ -247,3 +248,15 @@ def test_sizes_in_words_are_close(nbytes: int) -> None:
     scale = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[unit]
     assert abs(float(number) * scale - nbytes) <= 0.0501 * scale
     assert len(number.split(".")[0]) <= 4 or unit == "TiB"
+
+
+@pytest.mark.parametrize("kind", [WorkerDied, WorkerTimeout])
+def test_a_workers_end_can_be_told_again_by_its_text(kind: type[errors.WorkerError]) -> None:
+    """C4: torch rebuilds an exception of another process from its class and text alone: class, text and pickle hold."""
+    first = kind(1, 2, 3, (4,))
+    told = kind(f"Caught in a process.\n{first}")
+    assert str(told) == f"Caught in a process.\n{first}"
+    assert (told.worker, told.pid, told.indices) == (-1, -1, ())
+    assert str(pickle.loads(pickle.dumps(told))) == str(told)
+    with pytest.raises(kind, match="in background"):
+        ExceptionWrapper((kind, first, None)).reraise()

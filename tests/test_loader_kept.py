@@ -224,3 +224,27 @@ def test_two_iterators_side_by_side_are_independent_under_one_cap(num_workers):
         assert torch.equal(first[0], second[0])
     assert number == 31
     loader.close()
+
+
+SPARSE = {
+    "coo": lambda dense: dense.to_sparse(),
+    "csr": lambda dense: dense.to_sparse_csr(),
+    "csc": lambda dense: dense.to_sparse_csc(),
+    "bsr": lambda dense: dense.to_sparse_bsr((2, 2)),
+    "bsc": lambda dense: dense.to_sparse_bsc((2, 2)),
+}
+
+
+@pytest.mark.parametrize("layout", SPARSE)
+def test_slots_of_sparse_tensors_come_back(layout):
+    """A sparse batch is a view of its slot, and when it is dropped nothing keeps the slot, torch included."""
+    dense = [torch.eye(4) * (index + 1) for index in range(40)]
+    samples = [SPARSE[layout](tensor) for tensor in dense]
+    loader = DataLoader(samples, 1, num_workers=1, collate_fn=list)
+    for (batch,), expected in zip(loader, dense, strict=True):
+        assert batch.layout is samples[0].layout
+        assert torch.equal(batch.to_dense(), expected)
+    del batch
+    stats = loader.stats()
+    assert (stats.arena.lent, stats.arena.peak_lent, stats.copied_out) == (0, 2, 0)
+    loader.close()

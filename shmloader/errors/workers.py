@@ -20,7 +20,11 @@ class OomKills(NamedTuple):
 
 
 class WorkerError(ShmLoaderError, RuntimeError):
-    """A worker process is gone or does not answer. RuntimeError, as torch raises."""
+    """A worker process is gone or does not answer. RuntimeError, as torch raises.
+
+    Made from its facts, or from a whole message alone, as torch rebuilds what was raised in another process: then it
+    says that message, and ``worker`` and ``pid`` are -1.
+    """
 
 
 class WorkerDied(WorkerError):
@@ -32,15 +36,17 @@ class WorkerDied(WorkerError):
 
     def __init__(
         self,
-        worker: int,
-        pid: int,
-        exitcode: int | None,
+        worker: int | str,
+        pid: int = -1,
+        exitcode: int | None = None,
         indices: tuple[object, ...] = (),
         oom_kills: tuple[OomKills, ...] = (),
         deaths: int = 1,
     ) -> None:
         super().__init__(worker, pid, exitcode, indices, oom_kills, deaths)
-        self.worker, self.pid, self.exitcode, self.indices = worker, pid, exitcode, indices
+        self.message = worker if isinstance(worker, str) else ""
+        self.worker = -1 if isinstance(worker, str) else worker
+        self.pid, self.exitcode, self.indices = pid, exitcode, indices
         self.oom_kills, self.deaths = oom_kills, deaths
 
     @property
@@ -60,6 +66,8 @@ class WorkerDied(WorkerError):
             return f"killed by signal: {self.signal}"
 
     def _sentence(self) -> str:
+        if self.message:
+            return self.message
         verb = "" if self.signal is None else "is "
         text = f"DataLoader worker (pid {self.pid}) {verb}{self.end}."
         if self.indices:
@@ -73,6 +81,8 @@ class WorkerDied(WorkerError):
 
     @property
     def hint(self) -> str:  # type: ignore[override]
+        if self.message:
+            return ""
         if self.signal == signal.SIGKILL:
             cure = (
                 "lower num_workers or the batch size, or raise the memory limit (shmloader-tune shows what a setting "
@@ -99,11 +109,22 @@ class WorkerDied(WorkerError):
 class WorkerTimeout(WorkerError):
     """A worker has not delivered its batch within ``timeout`` seconds."""
 
-    def __init__(self, timeout_s: float, worker: int, pid: int, indices: tuple[object, ...], stack: str = "") -> None:
+    def __init__(
+        self,
+        timeout_s: float | str,
+        worker: int = -1,
+        pid: int = -1,
+        indices: tuple[object, ...] = (),
+        stack: str = "",
+    ) -> None:
         super().__init__(timeout_s, worker, pid, indices, stack)
-        self.timeout_s, self.worker, self.pid, self.indices, self.stack = timeout_s, worker, pid, indices, stack
+        self.message = timeout_s if isinstance(timeout_s, str) else ""
+        self.timeout_s = 0.0 if isinstance(timeout_s, str) else timeout_s
+        self.worker, self.pid, self.indices, self.stack = worker, pid, indices, stack
 
     def _sentence(self) -> str:
+        if self.message:
+            return self.message
         text = (
             f"DataLoader timed out after {self.timeout_s:g} seconds: worker {self.worker} (pid {self.pid}) is still "
             f"working on indices [{shown(self.indices)}]"

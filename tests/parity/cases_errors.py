@@ -108,6 +108,12 @@ def bad_unbatched() -> Any:
     return Flaky(5, {2: (ValueError, ("bad",))}), {"batch_size": None}
 
 
+@CASES.case(error=RuntimeError, texts=("Batches of nested tensors are not currently supported",))
+def nested_tensors_are_not_stacked() -> Any:
+    """The default collate refuses nested tensors, and looks for no other reason."""
+    return Fixed([torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]) for _ in range(4)]), {"batch_size": 2}
+
+
 def broken_collate(samples: list[Any]) -> Any:
     """Raise for one batch."""
     if any(index == 3 for _, index in samples):
