@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ class DataFacts:
     samples: int
     file_bytes: int
     """Of the pack's file: the page cache that it would like. 0 if there is no pack."""
+    expression: str = "dataset"
+    """How Python makes it, if a path is enough for that; else a name that the user has for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,11 @@ def data_facts(dataset: Any) -> DataFacts:
     if not isinstance(dataset, PackedDataset):
         return DataFacts(None, len(dataset), 0)
     path = os.fspath(dataset.path)
-    return DataFacts(path, len(dataset), os.stat(path).st_size)
+    facts = DataFacts(path, len(dataset), os.stat(path).st_size)
+    if dataset.transform is not None:  # a function has no expression
+        return facts
+    fields = "" if dataset.selected is None else f", fields={dataset.selected!r}"
+    return replace(facts, expression=f"PackedDataset({path!r}{fields})")
 
 
 def ragged_sizes(dataset: Any) -> npt.NDArray[np.int64] | None:

@@ -60,14 +60,13 @@ class MemoryPlan:
 
     def call(self, *, pin_memory: bool = False) -> str:
         """Return the line of Python that follows the plan."""
-        dataset = "dataset" if self.data.path is None else f"PackedDataset({self.data.path!r})"
         workers = f"num_workers={self.num_workers}"
         if self.num_workers:
             workers += f", prefetch_factor={self.prefetch_factor}"
         pinned = ", pin_memory=True" if pin_memory else ""
         size = f'"{self.arena_bytes >> 20}MiB"' if self.arena_bytes % (1 << 20) == 0 else str(self.arena_bytes)
         return (
-            f"DataLoader({dataset}, batch_size={self.batch.batch_size}, shuffle=True, {workers}{pinned}, "
+            f"DataLoader({self.data.expression}, batch_size={self.batch.batch_size}, shuffle=True, {workers}{pinned}, "
             f"arena_bytes={size})"
         )
 

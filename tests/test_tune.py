@@ -71,7 +71,8 @@ def test_the_command_runs_and_its_line_works(images: str) -> None:
 def test_facts_of_a_pack_are_exact(images: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Fixed images: a batch is its samples and little more, and every batch is alike."""
     found = document(capsys, images, "--batch-size", "64", "--workers", "2")
-    assert found["data"] == {"path": images, "samples": 300, "file_bytes": Path(images).stat().st_size}
+    stored = {"path": images, "samples": 300, "file_bytes": Path(images).stat().st_size}
+    assert found["data"] == stored | {"expression": f"PackedDataset({images!r})"}
     payload = 64 * (3 * 32 * 32 + 8 + 8)  # pixels, label, index
     assert payload <= found["batch"]["batch_bytes"] <= payload + 2 * 4096
     assert found["batch"]["largest_bytes"] == found["batch"]["batch_bytes"]

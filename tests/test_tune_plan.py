@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
+from shmloader import PackedDataset, pack
 from shmloader.errors import WorkerDied
 from shmloader.facts import BatchFacts
 from shmloader.limits import UNLIMITED, Cpus, HostLimits, HugePages, Limit, Ranks
@@ -244,6 +246,21 @@ def test_without_workers_no_prefetch_is_written() -> None:
     plan = plan_memory(Rows(), batch_size=8, sample_bytes=10, num_workers=0, limits=host())
     assert "prefetch_factor" not in plan.call()
     assert plan.slots == 3
+
+
+def test_the_call_names_the_pack_if_that_says_all(tmp_path: Path) -> None:
+    """Fields are repeated; a transform cannot be, so then the dataset is the user's."""
+    path = pack([(torch.ones(3), i) for i in range(40)], tmp_path / "p.lmdb").path
+    for dataset, start in (
+        (PackedDataset(path), f"DataLoader(PackedDataset({path!r}), batch_size=4"),
+        (PackedDataset(path, fields="0"), f"DataLoader(PackedDataset({path!r}, fields='0'), batch_size=4"),
+        (
+            PackedDataset(path, fields=("1", "0")),
+            f"DataLoader(PackedDataset({path!r}, fields=('1', '0')), batch_size=4",
+        ),
+        (PackedDataset(path, transform=list), "DataLoader(dataset, batch_size=4"),
+    ):
+        assert plan_memory(dataset, batch_size=4, sample_bytes=100, limits=host()).call().startswith(start)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

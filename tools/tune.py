@@ -241,9 +241,16 @@ def _host(host: HostLimits) -> list[str]:
     return lines
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def _plan(plan: MemoryPlan) -> list[str]:
     backing = "posix shared memory" if plan.backing == "posix" else "memfd"
-    workers = f"{plan.num_workers} workers, {plan.prefetch_factor} batches each" if plan.num_workers else "no workers"
+    workers = "no workers"
+    if plan.num_workers:
+        workers = f"{counted(plan.num_workers, 'worker')}, {counted(plan.prefetch_factor, 'batch', 'batches')} each"
     slots = f"{plan.slots} slots of {human_bytes(plan.slot_bytes)} = {human_bytes(plan.arena_used_bytes)}"
     lines = [f"{workers}: {slots}; arena_bytes {human_bytes(plan.arena_bytes)} ({backing})"]
     if plan.num_workers:

@@ -67,7 +67,8 @@ class PackedDataset(Dataset[Any]):
         self.path = os.path.abspath(path)
         self.verify = verify
         self.transform = transform
-        self._selected = fields if fields is None or isinstance(fields, str) else tuple(fields)
+        self.selected = fields if fields is None or isinstance(fields, str) else tuple(fields)
+        """The ``fields`` that it was made with: one name, several in their order, or None for all."""
         self._attach(open_pack(self.path))
         if verify == OPEN:
             self._checks.everything()
@@ -77,14 +78,14 @@ class PackedDataset(Dataset[Any]):
         readers = open_fields(pack)
         structure = pack.manifest.structure
         numbers = list(range(len(readers)))
-        if self._selected is not None and structure is not None:
+        if self.selected is not None and structure is not None:
             names = [field.name for field in pack.manifest.fields]
-            wanted = (self._selected,) if isinstance(self._selected, str) else self._selected
+            wanted = (self.selected,) if isinstance(self.selected, str) else self.selected
             try:
                 structure = select(structure, wanted, names)
             except KeyError as fault:
                 raise KeyError(f"{self.path} has no field {fault.args[0]!r}; it has {', '.join(names)}") from None
-            if isinstance(self._selected, str) and isinstance(structure, Branch):
+            if isinstance(self.selected, str) and isinstance(structure, Branch):
                 structure = structure.children[0]
             numbers = list(dict.fromkeys(leaves(structure)))
             structure = renumber(structure, numbers)
@@ -180,7 +181,7 @@ class PackedDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {
             "path": self.path,
-            "selected": self._selected,
+            "selected": self.selected,
             "transform": self.transform,
             "digest": self._pack.digest,
             "verify": self.verify,
@@ -188,7 +189,7 @@ class PackedDataset(Dataset[Any]):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path, self._selected, self.transform = state["path"], state["selected"], state["transform"]
+        self.path, self.selected, self.transform = state["path"], state["selected"], state["transform"]
         self.verify = state["verify"]
         self._attach(open_pack(self.path, state["digest"]))
         if state["whole_at"] is not None:
