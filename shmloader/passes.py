@@ -7,6 +7,7 @@ and collates in the main process, into slots of the same arena that workers woul
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -79,6 +80,7 @@ class Pass(_BaseDataLoaderIter):
         self._on_bad_sample: str = loader.on_bad_sample
         self._bad_before = counters.bad.count
         self._feed = Feed(copying, ahead) if copying.to_device else None
+        self._one_at_a_time = threading.RLock()  # several threads may take batches from one iterator
 
     def _reseed_data_pipes(self, loader: DataLoader[Any]) -> None:
         """Give an IterDataPipe the random seed that all ranks and workers share, as torch's loader does."""
@@ -136,10 +138,11 @@ class Pass(_BaseDataLoaderIter):
         if self._copying.refused is not None:
             self._copying.tell()
         if _profiler_enabled():
-            with torch.autograd.profiler.record_function(self._profile_name):
+            with torch.autograd.profiler.record_function(self._profile_name), self._one_at_a_time:
                 data = self._take()
         else:
-            data = self._take()
+            with self._one_at_a_time:
+                data = self._take()
         self._num_yielded += 1
         if (
             self._IterableDataset_len_called is not None

@@ -72,6 +72,30 @@ def test_loaders_in_threads_are_strangers_to_each_other(path: str) -> None:
     assert found == [list(range(COUNT))] * 3
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_threads_that_share_an_iterator_get_each_batch_once(path: str, num_workers: int) -> None:
+    """Three threads call next() on one iterator, as prefetching trainers do: no batch is lost, torn or given twice."""
+    iterator = iter(DataLoader(PackedDataset(path), 2, num_workers=num_workers))
+    found: list[list[int]] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            for x, label in iterator:
+                assert bool((x == label[:, None]).all())
+                found.append(label.tolist())
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not failed
+    assert sorted(found) == [[i, i + 1] for i in range(0, COUNT, 2)]
+
+
 JOB = """
     import sys
     from shmloader import DataLoader, PackedDataset
