@@ -132,6 +132,28 @@ def test_a_pack_in_use_can_be_replaced(folder: Path, tmp_path: Path) -> None:
     assert PackedDataset(target)[0][0].shape == (3, 8, 8)
 
 
+@pytest.mark.parametrize("end", ["head", "closed"])
+def test_nobody_has_to_read_what_is_printed(folder: Path, tmp_path: Path, end: str) -> None:
+    """A reader that has left (``| head -1``), or no stdout at all: no word, exit code 0, and the work is done."""
+    for tool, words in (
+        ("pack", [str(folder), str(tmp_path / "p.lmdb")]),
+        ("inspect_pack", [str(tmp_path / "p.lmdb")]),
+        ("inspect_pack", [str(tmp_path / "p.lmdb"), "--json"]),
+        ("tune", [str(tmp_path / "p.lmdb"), "--batch-size", "2", "--sample-bytes", "1MiB"]),
+    ):
+        command = [sys.executable, "-W", "error", "-m", f"shmloader_tools.{tool}", *words]
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            if end == "closed":
+                command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+            done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        finally:
+            os.close(write)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert len(PackedDataset(tmp_path / "p.lmdb")) == 12
+
+
 def test_ctrl_c_keeps_what_is_packed(tmp_path: Path) -> None:
     """Exit code 130, one sentence, no traceback; the same command goes on where it was."""
     script = """

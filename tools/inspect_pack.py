@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROG}: interrupted", file=sys.stderr)
         return 130
     if options.json:
-        print(json.dumps(facts))
+        show([json.dumps(facts)])
     else:
         show(lines(facts))
     return 1 if facts.get("problems") else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -34,10 +35,20 @@ def one_line(error: BaseException | str) -> str:
 
 
 def show(lines: Iterable[str]) -> None:
-    """Print lines to stdout. A file name may hold bytes that no terminal can show: they are printed as escapes."""
+    """Print lines to stdout. A file name may hold bytes that no terminal can show: they are printed as escapes.
+
+    Where nobody reads on (stdout was closed, or ``| head`` has left), the rest goes nowhere: what was done is done.
+    """
+    if sys.stdout is None:
+        return
     encoding = sys.stdout.encoding or "utf-8"
     text = "\n".join(lines)
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # Python writes what is left when it exits
+        os.close(nowhere)
 
 
 def progress_bar(*, quiet: bool = False, **options: Any) -> tqdm:

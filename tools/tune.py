@@ -24,6 +24,7 @@ from shmloader.packfile import PackedDataset
 from shmloader.plan import MemoryPlan, plan_memory
 
 from .imported import imported
+from .report import show
 from .tune_measure import Measurement, measure
 
 PROG = "shmloader-tune"
@@ -143,9 +144,9 @@ def _run(options: argparse.Namespace) -> int:
         document = plan.to_dict()
         document["advice"] = [*plan.advice, *notes]
         document["measured"] = measured.to_dict() if measured else None
-        print(json.dumps(document, indent=2))
+        show([json.dumps(document, indent=2)])
     else:
-        print("\n".join(report(plan, notes, measured, collate_name, options.dataset)))
+        show(report(plan, notes, measured, collate_name, options.dataset))
     return FITS if plan.fits else DOES_NOT_FIT
 
 
