@@ -187,10 +187,10 @@ def test_the_users_dataset_and_collate_are_measured(
     doubled = document(capsys, *args, "--collate", "tune_user_code:twice")
     assert doubled["batch"]["batch_bytes"] > 7.4 * base
     alone = document(capsys, "--dataset", "tune_user_code:alone", "--batch-size", "10", "--workers", "0")
-    assert alone["data"] == {"path": None, "samples": 50, "file_bytes": 0}
+    assert alone["data"] == {"path": None, "samples": 50, "file_bytes": 0, "expression": "alone()"}
     code, out, _ = tune(capsys, *args, "--collate", "tune_user_code:twice")
     assert code == 0
-    assert "DataLoader(make(), batch_size=32" in out
+    assert f"DataLoader(make(PackedDataset({images!r})), batch_size=32" in out
     assert "collate_fn=twice)" in out
     code, _, err = tune(capsys, images, "--batch-size", "32", "--dataset", "tune_user_code:broken")
     assert code == 1

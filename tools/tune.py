@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -133,6 +134,10 @@ def _run(options: argparse.Namespace) -> int:
         collate_fn=collate_fn,
         sample_bytes=options.sample_bytes,
     )
+    if options.dataset is not None:  # the line to paste calls what was called here
+        opened = "" if options.pack is None else f"PackedDataset({options.pack!r})"
+        expression = f"{options.dataset.partition(':')[2]}({opened})"
+        plan = replace(plan, data=replace(plan.data, expression=expression))
     measured = None
     if options.measure and plan.fits:
         measured = measure(dataset, plan, collate_fn, seconds=options.seconds, fixed_workers=options.workers)
@@ -146,7 +151,7 @@ def _run(options: argparse.Namespace) -> int:
         document["measured"] = measured.to_dict() if measured else None
         show([json.dumps(document, indent=2)])
     else:
-        show(report(plan, notes, measured, collate_name, options.dataset))
+        show(report(plan, notes, measured, collate_name))
     return FITS if plan.fits else DOES_NOT_FIT
 
 
@@ -184,9 +189,7 @@ def _collate(how: str, dataset: Any) -> tuple[Callable[[list[Any]], Any] | None,
 # --- what is printed --------------------------------------------------------------------------------------------------
 
 
-def report(
-    plan: MemoryPlan, notes: Sequence[str], measured: Measurement | None, collate_name: str, factory: str | None
-) -> list[str]:
+def report(plan: MemoryPlan, notes: Sequence[str], measured: Measurement | None, collate_name: str) -> list[str]:
     """Return the lines of the report: facts, plan, advice, the line to paste, the verdict."""
     lines = [
         *_titled("Store", _store(plan)),
@@ -199,8 +202,6 @@ def report(
     lines += _titled("Advice", [*plan.advice, *notes, *([measured.why] if measured else [])])
     if plan.fits:
         call = plan.call(pin_memory=torch.cuda.is_available()) if measured is None else measured.call()
-        if factory is not None:
-            call = call.replace("DataLoader(dataset", f"DataLoader({factory.partition(':')[2]}()", 1)
         if collate_name:
             call = f"{call[:-1]}, collate_fn={collate_name})"
         lines += _titled("Use", [call])
