@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if number == 5:
             before = Held.now()
     faulthandler.cancel_dump_traceback_later()
-    leaks = before.leaks(Held.now()) if chosen.only is None else []
+    leaks = before.leaks(before.settled()) if chosen.only is None else []
     found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     print(f"{found}; {wrong} wrong, leaks: {'; '.join(leaks) or 'none'}")
     return 1 if wrong or leaks else 0

@@ -285,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.round is not None or (time.monotonic() > ends and number > 10):
             break
     faulthandler.dump_traceback_later(10 * HANG_S, exit=True)
-    now = Held.now()
+    now = before.settled()
     leaks = before.leaks(now) if chosen.round is None else []
     counts = ", ".join(f"{count} {name}" for name, count in sorted(tally.counts.items()))
     print(f"{number} rounds: {counts}")

@@ -23,6 +23,8 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils.worker import _generate_state
 
 WIDTH = 64
+SETTLE_S = 5.0
+"""Seconds that what has been ended may take to disappear from the system's lists."""
 
 
 class Known(Dataset[Any]):
@@ -179,6 +181,14 @@ class Held:
             mapped=sum(last - first for first, last in ends),
             peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
+
+    def settled(self) -> Held:
+        """Count, and while it is more than ``self``, count again for SETTLE_S: the kernel lists a thread for a moment
+        after it was joined, and numpy's BLAS ends its own with every fork."""
+        deadline = time.monotonic() + SETTLE_S
+        while self.leaks(now := Held.now()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return now
 
     def leaks(self, now: Held) -> list[str]:
         """Return what is more now than then; peak RSS is for the reader to judge."""

@@ -183,10 +183,11 @@ KINDS = {"fixed": fixed, "detection": detection, "encoded": encoded}
 def test_the_total_is_near_what_is_measured(kind: str, tmp_path: Path) -> None:
     """Shared memory and the workers' own, while a loader runs, come within 15 % of the plan's total (G1).
 
-    Medians of three fresh processes: a worker's heap holds one decoded batch more or less, as malloc sees fit.
+    Means of four fresh processes: a worker's heap holds one decoded batch more or less, as malloc sees fit, about as
+    often as not. That is 8 % of the total of the encoded kind, for each worker and each probe by itself.
     """
     totals, most = [], []
-    for run in range(3):
+    for run in range(4):
         folder = tmp_path / str(run)
         folder.mkdir()
         source = f"from test_tune_measure import total_and_measured; total_and_measured({kind!r}, {str(folder)!r})"
@@ -198,5 +199,5 @@ def test_the_total_is_near_what_is_measured(kind: str, tmp_path: Path) -> None:
         total, measured = json.loads(done.stdout)
         totals.append(total)
         most.append(measured)
-    total, measured = statistics.median(totals), statistics.median(most)
+    total, measured = statistics.mean(totals), statistics.mean(most)
     assert abs(total - measured) <= 0.15 * measured, (total / measured, totals, most)
